@@ -1,0 +1,128 @@
+// The device allocator: cudaMalloc's job, stream-ordered, on pages of one pool.
+//
+// Small requests are slots of size classes (at most 12.5 % internal waste) in
+// slabs of one or more pages; large ones take any free pages, mapped side by
+// side under fresh addresses, so page-level fragmentation does not exist. Freed
+// memory is kept and re-used per stream; nothing returns to the driver until
+// memory is short or Trim is called.
+//
+// Stream order: memory freed on a stream may be handed out again at once to the
+// same stream, and to another one when the work queued before the free is done.
+//
+// Metadata is on the host only; the allocator never reads or writes the memory
+// that it hands out. Thread-safe.
+
+#ifndef QUIRE_ALLOC_ALLOCATOR_H_
+#define QUIRE_ALLOC_ALLOCATOR_H_
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/device_memory.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+// What CUDA guarantees for cudaMalloc and what kernels rely on.
+inline constexpr Bytes kDefaultAlignment{256};
+
+struct AllocateOptions {
+  // The stream that will use the memory first. REQUIRES: of the allocator's
+  // device; StreamId() stands for "any stream, now": such memory never comes
+  // from a free that is not complete yet.
+  StreamId stream;
+  OwnerId owner = kUnnamedOwner;
+  // 1 to any power of two; below kDefaultAlignment it is raised to that.
+  Bytes alignment = kDefaultAlignment;
+};
+
+// What is known of one live allocation.
+struct AllocationInfo {
+  DeviceAddress address;
+  Bytes requested;
+  Bytes allocated;  // with rounding to its class or to whole pages
+  StreamId stream;
+  OwnerId owner;
+};
+
+// Statistics are declared once, here: X(name, what it means). All are bytes or
+// counts as uint64_t, and O(1) to read.
+//
+// Physical equation, checked: in_use = live + cached + cooling + slack, where
+// live is what callers hold rounded up to its class or page, cached is
+// mapped-but-free memory kept for re-use, and slack is the part of slabs never
+// handed out (page ends, tails).
+#define QUIRE_ALLOCATOR_STATISTICS(X)                                        \
+  X(requested_bytes, "sum of the sizes asked for by live allocations")       \
+  X(live_bytes, "the same with rounding to size classes and pages")          \
+  X(cached_bytes, "mapped and free, kept for re-use")                        \
+  X(cooling_bytes, "freed, but a stream may still be using it")              \
+  X(slack_bytes, "mapped and unusable: ends of slabs")                       \
+  X(mapped_bytes, "pages mapped for this allocator")                         \
+  X(live_allocations, "allocations not yet freed")                           \
+  X(peak_requested_bytes, "largest requested_bytes so far")                  \
+  X(peak_mapped_bytes, "largest mapped_bytes so far")                        \
+  X(total_allocations, "calls of Allocate that succeeded")                   \
+  X(total_frees, "calls of Free that succeeded")                             \
+  X(failed_allocations, "calls of Allocate that failed")                     \
+  X(slab_count, "slabs that exist now")
+
+struct AllocatorStatistics {
+#define QUIRE_DECLARE_STATISTIC(name, help) uint64_t name = 0;
+  QUIRE_ALLOCATOR_STATISTICS(QUIRE_DECLARE_STATISTIC)
+#undef QUIRE_DECLARE_STATISTIC
+
+  // (live - requested) / live: lost to rounding. 0 where nothing is live.
+  double internal_fragmentation() const;
+  // (mapped - live) / mapped: mapped and not in use. 0 where nothing is mapped.
+  double external_fragmentation() const;
+};
+
+class DeviceAllocator {
+ public:
+  // `memory` must outlive the allocator.
+  static std::unique_ptr<DeviceAllocator> Create(DeviceMemory* memory);
+  // Memory still allocated is given back to the pool.
+  ~DeviceAllocator();
+
+  // Allocate(0) gives a unique address that may not be dereferenced and must be
+  // freed; it counts as one allocation of 0 requested bytes.
+  // Errors: kInvalidArgument for an alignment that is no power of two;
+  // kResourceExhausted with a verdict (verdict.h) for everything that cannot
+  // be had, up to sizes of 2^64 - 1.
+  absl::StatusOr<DeviceAddress> Allocate(Bytes size,
+                                         const AllocateOptions& options = {});
+  // Frees memory whose uses are all queued on `stream` (StreamId(): all done).
+  // Errors: kInvalidArgument for an address that is not the start of a live
+  // allocation (foreign, interior); kFailedPrecondition for a double free. A
+  // failed free changes nothing.
+  absl::Status Free(DeviceAddress address, StreamId stream = StreamId());
+  // Adds a stream that uses the allocation: a later Free waits for it as well.
+  absl::Status RecordStream(DeviceAddress address, StreamId stream);
+
+  // The live allocation that contains `address`. O(1).
+  std::optional<AllocationInfo> Find(DeviceAddress address) const;
+
+  // Gives cached memory back until at most `keep` bytes are cached. Returns the
+  // bytes given back. Moves nothing.
+  Bytes Trim(Bytes keep = Bytes(0));
+
+  AllocatorStatistics GetStatistics() const;
+  // The largest Allocate that would succeed now, everything reclaimable
+  // reclaimed. O(1).
+  Bytes GetLargestPossible() const;
+  std::vector<AllocationInfo> CalculateLiveAllocations() const;
+  absl::Status CheckInvariants() const;
+
+ private:
+  class Impl;
+  explicit DeviceAllocator(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_ALLOCATOR_H_

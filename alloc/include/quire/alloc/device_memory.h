@@ -1,0 +1,188 @@
+// Device memory as address ranges over one pool of physical pages.
+//
+// The layer between the driver and everything that hands out memory: the
+// allocator's slabs and large allocations, and every KV region, are ranges of
+// one DeviceMemory, so a page freed by any of them can serve any other. Nothing
+// is ever fragmented at this level: a range of n pages takes any n free pages.
+//
+// A page slot of a range is in one of three states:
+//   unbacked  addresses only; touching it faults (never aliased to a zero page)
+//   live      a physical page is mapped
+//   cooling   the slot was decommitted, but its fence is not complete: the page
+//             is still mapped and is unmapped when the fence has completed
+//
+// Physical pages, each counted once however often it is mapped:
+//   in use = live + cooling + cached,  cached = prepared, not mapped.
+// "Cached" pages are handles kept for re-use: a commit that finds enough of
+// them creates nothing.
+//
+// Thread-safe. No reclaimer and no hook is called under a lock.
+
+#ifndef QUIRE_ALLOC_DEVICE_MEMORY_H_
+#define QUIRE_ALLOC_DEVICE_MEMORY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/driver.h"
+#include "quire/alloc/fence.h"
+#include "quire/alloc/owner.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+class DeviceMemory;
+
+// Gives pages back when the pool is short: caches of mapped ranges do.
+class PageReclaimer {
+ public:
+  virtual ~PageReclaimer() = default;
+  // Decommits up to `wanted` pages that nobody needs. Returns how many. Called
+  // without locks, from the thread that needs the pages; may call back into
+  // DeviceMemory to decommit and release, never to commit.
+  virtual PageCount Reclaim(PageCount wanted) = 0;
+  // How many Reclaim could give now. For verdicts. O(1).
+  virtual PageCount Reclaimable() const = 0;
+  // Names the cache in verdicts: "parked KV ranges".
+  virtual std::string ReclaimerName() const = 0;
+};
+
+// A contiguous range of device addresses. Owned by its DeviceMemory; the
+// pointer is valid until ReleaseRange.
+class AddressRange {
+ public:
+  DeviceAddress address() const { return address_; }
+  PageCount pages() const { return pages_; }
+  OwnerId owner() const { return owner_; }
+  // For the owner of the range: what lies here. Found again through
+  // DeviceMemory::Find. Set before the range is published to other threads.
+  void set_user_data(void* data) { user_data_ = data; }
+  void* user_data() const { return user_data_; }
+
+ private:
+  friend class DeviceMemory;
+  DeviceAddress address_;
+  PageCount pages_;
+  OwnerId owner_;
+  void* user_data_ = nullptr;
+};
+
+struct DeviceMemoryOptions {
+  DeviceId device;
+  // Bytes of a physical page: a multiple of the device's granularity, 2 to 32
+  // MiB in practice.
+  Bytes page_size = MiB(2);
+  // At most so much physical memory; 0: what the device has free at start.
+  Bytes limit;
+  // Addresses reserved at start; 0: 16 times the limit, at least 64 GiB. When
+  // they are used up, the error says so: it is not lack of memory.
+  Bytes address_space;
+  // Unmapped pages kept as handles for re-use beyond this many go back to the
+  // driver at once; default: keep all until Trim or memory is short.
+  PageCount cache_limit = PageCount(UINT64_MAX);
+};
+
+// All O(1) to read. Bytes; physical pages are counted once.
+struct DeviceMemoryStatistics {
+  Bytes page_size;
+  Bytes limit;
+  // Of addresses: reserved = mapped + unmapped, in ranges handed out.
+  Bytes address_space;      // reserved from the driver in all
+  Bytes reserved;           // in ranges handed out
+  Bytes mapped;             // live and cooling slots
+  Bytes unmapped;           // reserved - mapped
+  // Of physical pages: in_use = live + cooling + cached.
+  Bytes in_use;             // created and not released
+  Bytes live;
+  Bytes cooling;
+  Bytes cached;             // prepared, not mapped
+  Bytes peak_in_use;
+  Bytes peak_live;
+  // in_use may still grow by this much: limit - in_use.
+  Bytes growable;
+  uint64_t pages_created;   // driver calls over the lifetime
+  uint64_t pages_released;
+  uint64_t commits;         // calls that mapped something
+  uint64_t commits_from_cache;  // of these, without creating a page
+};
+
+class DeviceMemory {
+ public:
+  static absl::StatusOr<std::unique_ptr<DeviceMemory>> Create(
+      Driver* driver, OwnerRegistry* owners, DeviceMemoryOptions options);
+  // Waits for what cools and gives everything back to the driver. REQUIRES:
+  // every range was released; ranges that were not are released here, and the
+  // destructor's leak count is visible through `leaked_ranges` of the driver's
+  // teardown check.
+  ~DeviceMemory();
+
+  Driver* driver() const;
+  DeviceId device() const;
+  Bytes page_size() const;
+
+  // ---- Addresses ----
+  // `alignment` 0: the page size. Otherwise a power of two, which may exceed
+  // the page size. Errors: kInvalidArgument (no pages, alignment), and
+  // kResourceExhausted for addresses, told apart from memory.
+  absl::StatusOr<AddressRange*> ReserveRange(PageCount pages, OwnerId owner,
+                                             Bytes alignment = Bytes(0));
+  // Decommits what is live, under `fence`; the addresses return once the last
+  // page has cooled. `range` is dead to the caller at once.
+  void ReleaseRange(AddressRange* range, const Fence& fence);
+  // The range that contains `address`, or null. O(1), lock-free: one load from
+  // a table indexed by page number.
+  AddressRange* Find(DeviceAddress address) const;
+
+  // ---- Backing ----
+  // Backs the slots [first, first + count) of `range`; live ones stay as they
+  // are, cooling ones become live again without a driver call. All or nothing.
+  // Takes, in this order: cached pages; new ones under the limit; pages whose
+  // fences have completed; what the reclaimers give; then waits for every
+  // fence that can complete. kResourceExhausted carries the verdict (verdict.h).
+  absl::Status Commit(AddressRange* range, PageCount first, PageCount count);
+  // The live slots among [first, first + count) cool under `fence`; the rest
+  // stay as they are.
+  absl::Status Decommit(AddressRange* range, PageCount first, PageCount count,
+                        const Fence& fence);
+  // Live slots among [first, first + count). O(count).
+  PageCount CommittedPages(const AddressRange* range, PageCount first,
+                           PageCount count) const;
+
+  // Creates handles ahead, up to the limit, so that later commits create none.
+  absl::Status Prepare(PageCount count);
+  // Gives cached handles back to the driver until at most `keep` are left, what
+  // has cooled and what reclaimers hold included. Returns the pages given back.
+  PageCount Trim(PageCount keep);
+
+  // Reclaimers are asked in the order of registration.
+  void AddReclaimer(PageReclaimer* reclaimer);
+  void RemoveReclaimer(PageReclaimer* reclaimer);
+
+  DeviceMemoryStatistics GetStatistics() const;
+  // Live bytes per owner, indexed by OwnerId.
+  std::vector<Bytes> GetLiveByOwner() const;
+  // One entry per slot of a range that is live or cooling, in address order:
+  // for page maps. O(pages).
+  struct PageMapEntry {
+    DeviceAddress address;
+    PageHandle page;
+    OwnerId owner;
+    bool cooling;
+  };
+  std::vector<PageMapEntry> CalculatePageMap() const;
+  // Walks everything; an error names the equation that does not hold.
+  absl::Status CheckInvariants() const;
+
+ private:
+  class Impl;
+  explicit DeviceMemory(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_DEVICE_MEMORY_H_

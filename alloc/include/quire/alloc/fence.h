@@ -1,0 +1,42 @@
+// A point in the work of one or more streams.
+//
+// Retirement goes by fence: what was freed under a fence may be unmapped, or
+// mapped elsewhere, once every event of the fence has completed. Unmapping is
+// not stream-ordered in CUDA, so this is the only thing between a free and a
+// kernel that still reads.
+
+#ifndef QUIRE_ALLOC_FENCE_H_
+#define QUIRE_ALLOC_FENCE_H_
+
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/driver.h"
+
+namespace quire {
+
+// A value: copies share the events, which go back to the driver with the last
+// copy. Thread-safe as a shared_ptr is: distinct copies from distinct threads.
+class Fence {
+ public:
+  // Already complete: for memory that no stream can be using.
+  Fence() = default;
+
+  // Records an event on each stream. Work queued later is not waited for.
+  static absl::StatusOr<Fence> Record(Driver* driver, DeviceId device,
+                                      std::span<const StreamId> streams);
+
+  // Never blocks.
+  absl::StatusOr<bool> IsComplete() const;
+  absl::Status Wait() const;
+
+ private:
+  struct Events;
+  std::shared_ptr<const Events> events_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_FENCE_H_

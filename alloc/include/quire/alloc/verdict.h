@@ -1,0 +1,53 @@
+// Why memory could not be had: part of every out-of-memory error.
+//
+// An error that says "out of memory" helps nobody. A verdict says which of the
+// possible reasons it is, with the numbers, the largest owners and what to try.
+// It travels as the payload of a kResourceExhausted status and reads as its
+// message.
+
+#ifndef QUIRE_ALLOC_VERDICT_H_
+#define QUIRE_ALLOC_VERDICT_H_
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+enum class ShortageKind {
+  kCapacity,       // not enough memory exists on the device
+  kFragmentation,  // enough exists, but it is held as slack or cache
+  kLimit,          // the caller's own limit
+  kCooling,        // freed, but a stream is still using it
+  kAddressSpace,   // addresses ran out, not memory
+  kOtherProcess,   // another process holds it
+};
+const char* ShortageKindName(ShortageKind kind);  // "capacity", ...
+
+struct OutOfMemoryVerdict {
+  ShortageKind kind = ShortageKind::kCapacity;
+  Bytes requested;
+  Bytes free;              // could be created or is cached now
+  Bytes largest_possible;  // the largest request that would succeed now
+  Bytes limit;
+  Bytes device_total;
+  Bytes cooling;
+  Bytes held_as_slack;     // what compaction could free
+  std::vector<std::pair<std::string, Bytes>> owners;  // largest first
+  std::string advice;      // what to try
+
+  // One line, for a status message.
+  std::string ToString() const;
+  // A kResourceExhausted status that carries this.
+  absl::Status ToStatus() const;
+  static std::optional<OutOfMemoryVerdict> FromStatus(
+      const absl::Status& status);
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_VERDICT_H_

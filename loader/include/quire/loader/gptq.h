@@ -1,0 +1,102 @@
+// GPTQ checkpoints: which modules are quantised, how, and whether their tensors
+// agree with each other.
+//
+// Format (AutoGPTQ's qlinear_cuda.py, GPTQModel's nn_modules/qlinear): for a
+// linear of K inputs and N outputs at b bits with group size g, G = ceil(K / g):
+//   qweight I32 [ceil(K*b/32), N]   codes along K: every 32 codes take b words,
+//                                   one little-endian bit string
+//   qzeros  I32 [G, ceil(N*b/32)]   packed likewise along N
+//   scales  F16/BF16/F32 [G, N]
+//   g_idx   I32 [K], may be absent: then row k belongs to group k / g
+//   bias    [N], optional
+//   W[k, n] = scales[g_idx[k], n] * (q[k, n] - zero[g_idx[k], n])
+// Checkpoints of format "gptq" (v1, also the meaning of a missing field) store
+// zero - 1, modulo 2^b in every field; "gptq_v2" stores zero.
+
+#ifndef QUIRE_LOADER_GPTQ_H_
+#define QUIRE_LOADER_GPTQ_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/loader/checkpoint.h"
+
+namespace quire {
+
+// What a configuration says of one module.
+struct GptqSettings {
+  int bits = 4;
+  int64_t group_size = 128;  // -1: one group
+  bool desc_act = false;
+  bool sym = true;
+};
+
+// The checkpoint's quantisation configuration, all spellings understood
+// (bits/wbits/w_bit, groupsize, actorder, checkpoint_format/format, `dynamic`
+// overrides, ...). Formats that are no GPTQ are refused by name.
+class GptqConfig {
+ public:
+  // `checkpoint` has quantised modules. Errors name the file and the field.
+  static absl::StatusOr<GptqConfig> Parse(const Checkpoint& checkpoint);
+
+  bool zeros_are_v2() const { return zeros_are_v2_; }
+  const GptqSettings& defaults() const { return defaults_; }
+  // With the overrides for `module` ("model.layers.0.self_attn.q_proj");
+  // nullopt where the configuration says that it is not quantised.
+  std::optional<GptqSettings> ForModule(std::string_view module) const;
+
+ private:
+  struct Override {
+    std::string pattern;
+    bool skip = false;
+    std::optional<int> bits;
+    std::optional<int64_t> group_size;
+    std::optional<bool> desc_act;
+    std::optional<bool> sym;
+  };
+  GptqSettings defaults_;
+  bool zeros_are_v2_ = false;
+  std::vector<Override> overrides_;
+};
+
+// One quantised linear; the tensors belong to the checkpoint.
+struct GptqModule {
+  std::string name;  // without ".qweight"
+  GptqSettings settings;
+  uint64_t in_features = 0;   // K
+  uint64_t out_features = 0;  // N
+  uint64_t groups = 0;        // G
+  const TensorInfo* qweight = nullptr;
+  const TensorInfo* qzeros = nullptr;
+  const TensorInfo* scales = nullptr;
+  const TensorInfo* g_idx = nullptr;  // null: absent
+  const TensorInfo* bias = nullptr;   // null: absent
+};
+
+// Every module with a ".qweight", in name order. Quantised or not is decided by
+// the tensors, never by the configuration; bits and groups are checked against
+// every shape.
+absl::StatusOr<std::vector<GptqModule>> FindGptqModules(
+    const Checkpoint& checkpoint, const GptqConfig& config);
+
+// The group of every input row: from g_idx where there is one, else k / g. A
+// g_idx that is all zero while there are more groups counts as missing. Errors
+// name the tensor, the row and the value where one is outside [0, groups).
+absl::StatusOr<std::vector<uint32_t>> ReadGroupIndex(
+    const Checkpoint& checkpoint, const GptqModule& module);
+
+// What the stored zero points of a symmetric module say of the convention.
+enum class ZeroConvention { kV1, kV2, kNeither };
+// `words` are qzeros of a module; looks for the symmetric fingerprint,
+// zero = 2^(bits-1) in every field of `out_features` columns.
+ZeroConvention DetectZeroConvention(const uint32_t* words, uint64_t groups,
+                                    uint64_t out_features, int bits);
+
+}  // namespace quire
+
+#endif  // QUIRE_LOADER_GPTQ_H_

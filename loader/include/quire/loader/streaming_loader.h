@@ -1,0 +1,78 @@
+// Carries tensors from files to the device through a small ring of pinned
+// buffers.
+//
+// Chunks, not tensors: an embedding of 1.2 GiB passes through a ring of 32 MiB.
+// Reads, copies and checks overlap; a buffer is read into again only when the
+// copy out of it has completed. The page cache is dropped behind the reader,
+// files are never mapped, and the ring is pinned at first use and freed at the
+// end. Peak host memory is the ring, whatever the model.
+
+#ifndef QUIRE_LOADER_STREAMING_LOADER_H_
+#define QUIRE_LOADER_STREAMING_LOADER_H_
+
+#include <atomic>
+#include <functional>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/driver.h"
+#include "quire/alloc/units.h"
+#include "quire/loader/checkpoint.h"
+
+namespace quire {
+
+inline constexpr Bytes kMaxStagingBytes = MiB(64);
+
+struct LoadProgress {
+  Bytes done;
+  Bytes total;
+  double seconds;
+};
+
+struct StreamingOptions {
+  int buffers = 4;
+  Bytes buffer_size = MiB(8);  // buffers * buffer_size <= kMaxStagingBytes
+  // crc32 (zlib's) of every tensor in LoadReport::crc32, of the bytes as they
+  // passed through the ring.
+  bool checksum = false;
+  // Called from the loading thread, a few times a second and at the end.
+  std::function<void(const LoadProgress&)> progress;
+  // Set by another thread to stop: the load returns kCancelled.
+  const std::atomic<bool>* cancelled = nullptr;
+};
+
+// Where the bytes of a tensor go. The destination holds tensor->size bytes.
+struct TensorPlacement {
+  const TensorInfo* tensor;
+  DeviceAddress destination;
+};
+
+struct LoadReport {
+  Bytes bytes;
+  double seconds = 0;
+  Bytes staging_peak;  // pinned memory held at once
+  uint64_t chunks = 0;
+  std::unordered_map<std::string, uint32_t> crc32;  // by tensor name
+};
+
+// Streams every placement, in file order whatever the order given; returns when
+// all bytes are on the device. On an error everything that this call took is
+// given back; the destinations hold garbage. The error names file, tensor and
+// offset: a file that became shorter or was changed during the load is one.
+absl::StatusOr<LoadReport> StreamTensors(
+    Driver* driver, DeviceId device, const Checkpoint& checkpoint,
+    std::span<const TensorPlacement> placements,
+    const StreamingOptions& options = {});
+
+// The checksums of a folder's manifest.json ({"tensors": {name: {"crc32": ...}}}
+// as make_shaped_checkpoint.py writes it) by tensor name; kNotFound where there
+// is no manifest.
+absl::StatusOr<std::unordered_map<std::string, uint32_t>> ReadManifest(
+    const std::string& folder);
+
+}  // namespace quire
+
+#endif  // QUIRE_LOADER_STREAMING_LOADER_H_

@@ -1,0 +1,125 @@
+// The decoder's operations on the host: SIMD through Highway, chosen at run time.
+//
+// Everything is accumulated in float32. Packed weights are read as packed: no
+// dequantised copy exists outside a thread's registers and a tile in its cache.
+//
+// Batch invariance: the result for a token is bit for bit the same whatever
+// tokens are beside it in the call and however many threads run. So a batch
+// decodes exactly what each sequence decodes alone.
+//
+// Shapes are in elements; activations are row-major float32 [tokens, features].
+// Pointers need the alignment of their element only. No call allocates device
+// memory; all are thread-safe and return when the result is written.
+
+#ifndef QUIRE_MODEL_OPS_H_
+#define QUIRE_MODEL_OPS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "quire/loader/dtype.h"
+#include "quire/model/thread_pool.h"
+#include "quire/paging/kv_layout.h"
+
+namespace quire {
+
+// A linear layer as torch stores it: [out_features, in_features], row-major.
+// dtype: kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1 or kQ6_K.
+struct DenseMatrix {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  size_t out_features = 0;
+  size_t in_features = 0;
+};
+
+// A GPTQ linear as packed in the checkpoint (see <quire/loader/gptq.h>), with
+// its rows in the order of their groups: row i of qweight stands for input
+// input_order[i], and belongs to the group g with
+// group_begin[g] <= i < group_begin[g + 1].
+struct GptqMatrix {
+  int bits = 4;  // 2, 3, 4 or 8
+  size_t in_features = 0;   // K
+  size_t out_features = 0;  // N
+  size_t groups = 0;        // G
+  const uint32_t* qweight = nullptr;  // [ceil(K*bits/32), N]
+  const uint32_t* qzeros = nullptr;   // [G, ceil(N*bits/32)]
+  const void* scales = nullptr;       // [G, N]
+  DType scales_dtype = DType::kF16;   // kF16, kBF16 or kF32
+  // Added to every stored zero, modulo 2^bits: 1 for v1, 0 for v2.
+  uint32_t zero_offset = 1;
+  const uint32_t* group_begin = nullptr;  // [G + 1]
+  const uint32_t* input_order = nullptr;  // [K]; null: the identity
+};
+
+// output[t, n] = sum over k of input[t, k] * weight[n, k].
+void MatMul(const DenseMatrix& weight, const float* input, size_t tokens,
+            float* output, ThreadPool* pool);
+void MatMul(const GptqMatrix& weight, const float* input, size_t tokens,
+            float* output, ThreadPool* pool);
+
+// Moves the rows of a packed qweight so that row i is what row order[i] was, in
+// place, column tile by column tile: workspace of a few hundred KiB per thread.
+void PermutePackedRows(uint32_t* qweight, int bits, size_t in_features,
+                       size_t out_features, const uint32_t* order,
+                       ThreadPool* pool);
+
+// Element (row, column) of a packed matrix; for tests and tools.
+uint32_t UnpackCode(const uint32_t* qweight, int bits, size_t out_features,
+                    size_t row, size_t column);
+
+// Row `row` of a [rows, columns] matrix of any DenseMatrix dtype, as float32:
+// embedding look-up and dequantisation.
+void DequantizeRow(const DenseMatrix& matrix, size_t row, float* output);
+
+// values[t, i] += bias[i].
+void AddBias(const void* bias, DType dtype, size_t tokens, size_t features,
+             float* values);
+// values[i] += other[i].
+void AddInPlace(const float* other, size_t count, float* values);
+
+// output[t, i] = input[t, i] / sqrt(mean(input[t]^2) + epsilon) * weight[i].
+// (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467.) In place is fine.
+void RmsNorm(const float* input, const void* weight, DType weight_dtype,
+             float epsilon, size_t tokens, size_t features, float* output,
+             ThreadPool* pool);
+
+// gate[i] = silu(gate[i]) * up[i].
+void SiluMultiply(const float* up, size_t count, float* gate, ThreadPool* pool);
+
+// Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864)
+// on [tokens, heads, head_dim]; angle i of token t is positions[t] *
+// inverse_frequencies[i], i < rotary_dim / 2. kHalf pairs element i with
+// i + rotary_dim/2 (Hugging Face), kInterleaved pairs 2i with 2i+1 (GGUF llama).
+// Values are scaled by `magnitude` (1 for most).
+enum class RopePairing : uint8_t { kHalf, kInterleaved };
+void Rope(const uint64_t* positions, const float* inverse_frequencies,
+          size_t rotary_dim, RopePairing pairing, float magnitude,
+          size_t tokens, size_t heads, size_t head_dim, float* values,
+          ThreadPool* pool);
+
+// Writes [heads * head_dim] float32 values as one half (K or V) of a KV row.
+void StoreKvRow(const float* values, size_t count, KvDType dtype, void* row);
+
+// One query token against the rows [0, length) of its sequence.
+struct AttentionQuery {
+  const float* query;    // [heads, head_dim]
+  const void* keys;      // row 0 of the layer; rows are `row_stride` bytes apart
+  const void* values;
+  size_t row_stride;
+  size_t length;         // rows that the query sees: its own position included
+  float* output;         // [heads, head_dim]
+};
+// Softmax attention with grouped queries: head h reads kv head
+// h / (heads / kv_heads). Online softmax (Milakov and Gimelshein 2018) over
+// blocks of rows of fixed size, so the result is independent of the batch.
+void Attention(std::span<const AttentionQuery> queries, KvDType dtype,
+               size_t heads, size_t kv_heads, size_t head_dim, float scale,
+               ThreadPool* pool);
+
+// The SIMD target that was chosen at run time: "AVX3", "AVX2", ...
+const char* SimdTargetName();
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_OPS_H_

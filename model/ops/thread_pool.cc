@@ -1,0 +1,1 @@
+#include "quire/model/thread_pool.h"
