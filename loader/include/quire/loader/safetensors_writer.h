@@ -27,18 +27,20 @@ struct SafetensorsEntry {
 // beside `path` and renamed by Finish: a file of that name is always whole.
 class SafetensorsWriter {
  public:
-  // The data is laid out as safetensors' own writer does: by alignment of the
-  // type, descending, then by name. `metadata` becomes __metadata__.
+  // The data is laid out as safetensors' own writer does: by type, widest
+  // first, then by name. `metadata` becomes __metadata__; with none there is no
+  // such field. kResourceExhausted where the disk has no room for the file.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& path, std::vector<SafetensorsEntry> entries,
       const std::vector<std::pair<std::string, std::string>>& metadata);
   // Removes the temporary file where Finish was not reached.
   ~SafetensorsWriter();
 
-  // `data` is the next part of the tensor, in order.
-  absl::Status Append(const std::string& name,
-                      std::span<const std::byte> data);
-  // Errors: a tensor that did not get all its bytes, by name.
+  // `data` is the next part of the tensor, in order. After an error of the disk
+  // the file is lost: destroy the writer.
+  absl::Status Append(const std::string& name, std::span<const std::byte> data);
+  // Puts the file, synced, under its name. Errors: a tensor that did not get
+  // all its bytes, by name; the writer can go on then.
   absl::Status Finish();
 
  private:
