@@ -34,6 +34,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -69,6 +70,8 @@ struct DriverCallStatistics {
   std::vector<Call> calls;
 
   uint64_t total_count() const;
+  // 0 for names that are none of the calls.
+  uint64_t CountOf(std::string_view name) const;
   uint64_t total_nanoseconds() const;
 };
 
