@@ -30,7 +30,7 @@ struct HostDriverOptions {
   int device_count = 1;
   // Physical memory of each device.
   Bytes memory_per_device = GiB(8);
-  // Sizes and addresses are multiples of this; a multiple of 4 KiB.
+  // Sizes and addresses are multiples of this; a power of two from 4 KiB on.
   Bytes granularity = MiB(2);
   Backing backing = Backing::kMemory;
   // What each call adds to the virtual clock.
