@@ -1,5 +1,6 @@
 // A checkpoint on disk, read by its index only: every name, type, shape, place
-// and byte is known and checked before anything is allocated; no weight is read.
+// and byte is known and checked before anything is allocated; no weight is
+// read.
 //
 // Opens what people have: a Hugging Face folder (one safetensors file, shards
 // with an index, AutoGPTQ's file names), a single .safetensors file with its
@@ -11,12 +12,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,6 +23,8 @@
 #include "quire/loader/dtype.h"
 
 namespace quire {
+
+class RandomAccessFile;
 
 struct TensorInfo {
   std::string name;
@@ -72,6 +73,15 @@ class Checkpoint {
   const nlohmann::json& quantization_config() const {
     return *quantization_config_;
   }
+  // The file that it comes from, for messages.
+  const std::string& quantization_config_path() const {
+    return quantization_config_path_;
+  }
+  // The keys of its "dynamic", GPTQModel's overrides, in the order of the file:
+  // the first pattern that matches counts, and a JSON object here is sorted.
+  const std::vector<std::string>& dynamic_patterns() const {
+    return dynamic_patterns_;
+  }
   // GGUF's key-value metadata as JSON: arrays stay arrays, keys stay flat
   // ("llama.block_count"). {} for safetensors.
   const nlohmann::json& gguf_metadata() const { return *gguf_metadata_; }
@@ -89,15 +99,24 @@ class Checkpoint {
  private:
   Checkpoint();
 
+  // Both fill this object. `single_file`: empty for a folder.
+  absl::Status OpenSafetensors(const std::string& folder,
+                               const std::string& single_file);
+  absl::Status OpenGguf(const RandomAccessFile& file);
+  // Sorts the names; an error where one occurs twice.
+  absl::Status IndexTensors();
+
   CheckpointFormat format_ = CheckpointFormat::kSafetensors;
   std::string folder_;
   std::vector<CheckpointFile> files_;
   std::vector<TensorInfo> tensors_;
-  std::unordered_map<std::string_view, const TensorInfo*> by_name_;
+  std::vector<uint32_t> by_name_;  // into tensors_, sorted by name
   Bytes total_size_;
   std::unique_ptr<nlohmann::json> config_;
   std::unique_ptr<nlohmann::json> generation_config_;
   std::unique_ptr<nlohmann::json> quantization_config_;
+  std::string quantization_config_path_;
+  std::vector<std::string> dynamic_patterns_;
   std::unique_ptr<nlohmann::json> gguf_metadata_;
   std::vector<std::string> warnings_;
 };

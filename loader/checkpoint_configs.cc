@@ -1,0 +1,78 @@
+#include "loader/checkpoint_configs.h"
+
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "loader/json_file.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
+
+namespace quire {
+namespace {
+
+constexpr char kQuantizationField[] = "quantization_config";
+
+struct Reader {
+  const std::string& folder;
+  std::vector<std::string>& warnings;
+
+  std::string PathOf(const char* name) const {
+    return (std::filesystem::path(folder) / name).string();
+  }
+
+  // nullopt where there is no such file.
+  absl::StatusOr<std::optional<JsonFile>> Read(
+      const char* name, std::string_view ordered_path = {}) const {
+    const std::string path = PathOf(name);
+    auto file = ReadJsonFile(path, ordered_path);
+    if (absl::IsNotFound(file.status())) return std::nullopt;
+    QUIRE_RETURN_IF_ERROR(file.status());
+    for (const std::string& field : file->repeated_fields)
+      warnings.push_back(absl::StrCat(Printable(path), ": field ",
+                                      Quoted(field),
+                                      " occurs twice; the last one counts"));
+    return *std::move(file);
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<CheckpointConfigs> ReadCheckpointConfigs(
+    const std::string& folder, bool config_required) {
+  CheckpointConfigs result;
+  const Reader reader = {folder, result.warnings};
+  QUIRE_ASSIGN_OR_RETURN(
+      auto config, reader.Read("config.json", "quantization_config.dynamic"));
+  if (!config && config_required)
+    return absl::NotFoundError(
+        absl::StrCat(Printable(reader.PathOf("config.json")),
+                     ": there is no such file, so the model is not known"));
+  if (config) result.config = std::move(config->value);
+  QUIRE_ASSIGN_OR_RETURN(auto generation,
+                         reader.Read("generation_config.json"));
+  if (generation) result.generation_config = std::move(generation->value);
+
+  for (const char* name : {"quantize_config.json", "quant_config.json"}) {
+    QUIRE_ASSIGN_OR_RETURN(auto quantization, reader.Read(name, "dynamic"));
+    if (!quantization) continue;
+    result.quantization_config = std::move(quantization->value);
+    result.quantization_config_path = reader.PathOf(name);
+    result.dynamic_patterns = std::move(quantization->ordered_keys);
+    return result;
+  }
+  const auto embedded = result.config.find(kQuantizationField);
+  if (embedded == result.config.end() || embedded->is_null()) return result;
+  if (!embedded->is_object())
+    return absl::InvalidArgumentError(
+        absl::StrCat(Printable(reader.PathOf("config.json")), ": field \"",
+                     kQuantizationField, "\" is not an object"));
+  result.quantization_config = *embedded;
+  result.quantization_config_path = reader.PathOf("config.json");
+  result.dynamic_patterns = std::move(config->ordered_keys);
+  return result;
+}
+
+}  // namespace quire
