@@ -9,10 +9,13 @@
 // call, for a whole contiguous run, all or nothing.
 //
 // Errors (absl::StatusCode):
-//   kInvalidArgument      size, alignment or address that the call cannot take
+//   kInvalidArgument      a device, size, alignment or address that the call
+//                         cannot take: outside of reservations, not mapped
+//                         where it is to be read or written, of a device other
+//                         than the stream's
 //   kNotFound             a handle, stream or event that does not exist
 //   kFailedPrecondition   the state forbids it: mapped twice, unmap of part of
-//                         a page, release of addresses still mapped
+//                         a page or of a gap, release of addresses still mapped
 //   kResourceExhausted    out of physical memory, of addresses or of kernel
 //                         mappings; the message says which
 //   kDataLoss             a rollback was refused too: the range is quarantined
@@ -108,8 +111,9 @@ class Driver {
 
   // Maps `pages` side by side from `address` on and gives their own device (and
   // every enabled peer) read and write access: one access call for the run.
-  // REQUIRES: the range lies in one reservation and nothing is mapped in it.
-  // One page may be mapped at several addresses. All or nothing.
+  // REQUIRES: the range lies in one reservation and nothing is mapped in it;
+  // all pages are of one device. One page may be mapped at several addresses.
+  // All or nothing.
   virtual absl::Status Map(DeviceAddress address,
                            std::span<const PageHandle> pages) = 0;
   // REQUIRES: the range covers whole mapped pages only, without gaps.
@@ -124,7 +128,7 @@ class Driver {
   virtual absl::StatusOr<EventId> CreateEvent(DeviceId device) = 0;
   virtual absl::Status DestroyEvent(EventId event) = 0;
   // The event completes when all work queued on `stream` before is done.
-  // Recording again moves the event.
+  // Recording again moves the event. REQUIRES: both are of one device.
   virtual absl::Status RecordEvent(EventId event, StreamId stream) = 0;
   // True where the event has completed, or was never recorded.
   virtual absl::StatusOr<bool> QueryEvent(EventId event) = 0;
@@ -133,8 +137,11 @@ class Driver {
   virtual absl::Status WaitEvent(StreamId stream, EventId event) = 0;
 
   // ---- Work ----
-  // Asynchronous in stream order. Host memory must stay valid, and unchanged,
-  // until the stream has passed the call.
+  // Asynchronous in stream order; what is wrong with the arguments is found at
+  // the call. Host memory must stay valid, and unchanged, until the stream has
+  // passed the call. REQUIRES: the device memory is mapped, and of the stream's
+  // device; of the two ends of CopyOnDevice, which may not overlap, one is, and
+  // the other may be a peer's.
   virtual absl::Status CopyToDevice(DeviceAddress to, const void* from,
                                     Bytes size, StreamId stream) = 0;
   virtual absl::Status CopyToHost(void* to, DeviceAddress from, Bytes size,
