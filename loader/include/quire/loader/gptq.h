@@ -2,7 +2,8 @@
 // agree with each other.
 //
 // Format (AutoGPTQ's qlinear_cuda.py, GPTQModel's nn_modules/qlinear): for a
-// linear of K inputs and N outputs at b bits with group size g, G = ceil(K / g):
+// linear of K inputs and N outputs at b bits with group size g, G = ceil(K /
+// g):
 //   qweight I32 [ceil(K*b/32), N]   codes along K: every 32 codes take b words,
 //                                   one little-endian bit string
 //   qzeros  I32 [G, ceil(N*b/32)]   packed likewise along N
@@ -17,6 +18,7 @@
 #define QUIRE_LOADER_GPTQ_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,10 +30,15 @@
 
 namespace quire {
 
+class GptqOverrides;
+class OneCompSettings;
+
 // What a configuration says of one module.
 struct GptqSettings {
-  int bits = 4;
-  int64_t group_size = 128;  // -1: one group
+  int bits = 4;  // 2, 3, 4 or 8
+  // -1: one group. 0: the configuration does not say, and FindGptqModules takes
+  // it from the shapes (AutoGPTQ's default is -1, GPTQModel's is 128).
+  int64_t group_size = 0;
   bool desc_act = false;
   bool sym = true;
 };
@@ -47,21 +54,23 @@ class GptqConfig {
   bool zeros_are_v2() const { return zeros_are_v2_; }
   const GptqSettings& defaults() const { return defaults_; }
   // With the overrides for `module` ("model.layers.0.self_attn.q_proj");
-  // nullopt where the configuration says that it is not quantised.
-  std::optional<GptqSettings> ForModule(std::string_view module) const;
+  // nullopt where the configuration says that it is not quantised. An error
+  // where a pattern of `dynamic` takes too many steps to match.
+  absl::StatusOr<std::optional<GptqSettings>> ForModule(
+      std::string_view module) const;
+  // The file and the object in it, for messages: "config.json:
+  // quantization_config".
+  const std::string& where() const { return where_; }
 
  private:
-  struct Override {
-    std::string pattern;
-    bool skip = false;
-    std::optional<int> bits;
-    std::optional<int64_t> group_size;
-    std::optional<bool> desc_act;
-    std::optional<bool> sym;
-  };
+  GptqConfig() = default;
+
+  std::string where_;
   GptqSettings defaults_;
   bool zeros_are_v2_ = false;
-  std::vector<Override> overrides_;
+  // Immutable, so copies share them.
+  std::shared_ptr<const GptqOverrides> overrides_;     // `dynamic`
+  std::shared_ptr<const OneCompSettings> per_module_;  // OneComp's tables
 };
 
 // One quantised linear; the tensors belong to the checkpoint.
@@ -80,15 +89,20 @@ struct GptqModule {
 
 // Every module with a ".qweight", in name order. Quantised or not is decided by
 // the tensors, never by the configuration; bits and groups are checked against
-// every shape.
+// every shape. Where there is no g_idx to tell the number of inputs, it is what
+// the rows of qweight hold. Other tensors of a module, such as OneComp's
+// `perm`, are left alone.
 absl::StatusOr<std::vector<GptqModule>> FindGptqModules(
     const Checkpoint& checkpoint, const GptqConfig& config);
 
 // The group of every input row: from g_idx where there is one, else k / g. A
 // g_idx that is all zero while there are more groups counts as missing. Errors
 // name the tensor, the row and the value where one is outside [0, groups).
+// `warnings`, where it is given, gets a sentence for a g_idx that is odd: all
+// zero, or groups of other sizes than the format makes.
 absl::StatusOr<std::vector<uint32_t>> ReadGroupIndex(
-    const Checkpoint& checkpoint, const GptqModule& module);
+    const Checkpoint& checkpoint, const GptqModule& module,
+    std::vector<std::string>* warnings = nullptr);
 
 // What the stored zero points of a symmetric module say of the convention.
 enum class ZeroConvention { kV1, kV2, kNeither };

@@ -1,0 +1,235 @@
+// Finds the quantised linears of a checkpoint and checks that the shapes of
+// their tensors agree with each other and with the configuration.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/loader/gptq.h"
+#include "quire/loader/quote.h"
+
+namespace quire {
+namespace {
+
+constexpr std::string_view kQweightSuffix = ".qweight";
+constexpr uint64_t kWordBits = 32;
+constexpr int64_t kUsualGroupSize = 128;
+
+uint64_t CeilDivide(uint64_t n, uint64_t divisor) {
+  return n / divisor + (n % divisor != 0 ? 1 : 0);
+}
+
+// Words that `codes` take: every 32 codes are `bits` words.
+std::optional<uint64_t> WordsFor(uint64_t codes, int bits) {
+  const auto total = CheckedMultiply(codes, static_cast<uint64_t>(bits));
+  if (!total) return std::nullopt;
+  return CeilDivide(*total, kWordBits);
+}
+
+uint64_t GroupsFor(uint64_t in_features, int64_t group_size) {
+  if (group_size < 0) return 1;
+  return CeilDivide(in_features, static_cast<uint64_t>(group_size));
+}
+
+std::string ShapeOf(const TensorInfo& tensor) {
+  return absl::StrCat(DTypeName(tensor.dtype), " [",
+                      absl::StrJoin(tensor.shape, ", "), "]");
+}
+
+// Checks one module, tensor by tensor.
+class ModuleChecker {
+ public:
+  ModuleChecker(const Checkpoint& checkpoint, const GptqConfig& config,
+                GptqModule* module)
+      : checkpoint_(checkpoint), config_(config), module_(*module) {}
+
+  absl::Status Check() {
+    QUIRE_RETURN_IF_ERROR(FindTensors());
+    QUIRE_RETURN_IF_ERROR(FindSizes());
+    QUIRE_RETURN_IF_ERROR(CheckQweight());
+    QUIRE_RETURN_IF_ERROR(CheckGroups());
+    return CheckBias();
+  }
+
+ private:
+  absl::Status Error(const TensorInfo& tensor,
+                     const std::string& problem) const {
+    return absl::InvalidArgumentError(absl::StrCat(
+        Printable(checkpoint_.files()[tensor.file].path), ": tensor ",
+        Quoted(tensor.name), " is ", ShapeOf(tensor), ": ", problem));
+  }
+
+  const TensorInfo* FindPart(const char* part) const {
+    return checkpoint_.Find(absl::StrCat(module_.name, ".", part));
+  }
+
+  absl::StatusOr<const TensorInfo*> RequirePart(const char* part) const {
+    if (const TensorInfo* tensor = FindPart(part)) return tensor;
+    return absl::NotFoundError(absl::StrCat(
+        Printable(checkpoint_.files()[module_.qweight->file].path), ": tensor ",
+        Quoted(absl::StrCat(module_.name, ".", part)),
+        " is missing; it belongs to ", Quoted(module_.qweight->name)));
+  }
+
+  absl::Status FindTensors() {
+    QUIRE_ASSIGN_OR_RETURN(module_.qzeros, RequirePart("qzeros"));
+    QUIRE_ASSIGN_OR_RETURN(module_.scales, RequirePart("scales"));
+    module_.g_idx = FindPart("g_idx");
+    module_.bias = FindPart("bias");
+
+    const TensorInfo& qweight = *module_.qweight;
+    for (const TensorInfo* words : {&qweight, module_.qzeros}) {
+      if (words->dtype != DType::kI32)
+        return Error(*words,
+                     "packed codes are I32; codes that were saved unpacked, "
+                     "one in each element, are not supported");
+    }
+    for (const TensorInfo* matrix : {&qweight, module_.qzeros, module_.scales})
+      if (matrix->shape.size() != 2 || matrix->elements() == 0)
+        return Error(*matrix, "two dimensions are needed, none of them zero");
+    if (!IsFloat(module_.scales->dtype))
+      return Error(*module_.scales, "scales are F16, BF16 or F32");
+    if (module_.g_idx != nullptr &&
+        (module_.g_idx->dtype != DType::kI32 ||
+         module_.g_idx->shape.size() != 1 || module_.g_idx->elements() == 0))
+      return Error(*module_.g_idx, "g_idx is I32, with one value per input");
+    return absl::OkStatus();
+  }
+
+  static bool IsFloat(DType dtype) {
+    return dtype == DType::kF16 || dtype == DType::kBF16 ||
+           dtype == DType::kF32;
+  }
+
+  // K and N, from the tensors that state them most directly.
+  absl::Status FindSizes() {
+    const TensorInfo& qweight = *module_.qweight;
+    const auto bits = static_cast<uint64_t>(module_.settings.bits);
+    module_.out_features = module_.scales->shape[1];
+    if (qweight.shape[1] != module_.out_features) {
+      const bool awq = WordsFor(module_.out_features, module_.settings.bits) ==
+                       qweight.shape[1];
+      return Error(qweight, absl::StrCat("the scales have ",
+                                         module_.out_features, " columns",
+                                         awq ? "; it looks packed along the "
+                                               "outputs, as AWQ does, which is "
+                                               "not supported here"
+                                             : ""));
+    }
+    if (module_.g_idx != nullptr) {
+      module_.in_features = module_.g_idx->shape[0];
+      return absl::OkStatus();
+    }
+    const auto stored_bits = CheckedMultiply(qweight.shape[0], kWordBits);
+    if (!stored_bits || *stored_bits % bits != 0)
+      return Error(qweight, absl::StrCat(qweight.shape[0],
+                                         " rows are no whole number of codes "
+                                         "of ",
+                                         bits, " bits, which is what ",
+                                         config_.where(), " says"));
+    module_.in_features = *stored_bits / bits;
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckQweight() const {
+    const TensorInfo& qweight = *module_.qweight;
+    const uint64_t rows = qweight.shape[0];
+    const auto needed = WordsFor(module_.in_features, module_.settings.bits);
+    if (needed == rows) return absl::OkStatus();
+    std::string hint;
+    if (rows == module_.in_features) {
+      hint = "; it seems to hold unpacked codes, which are not supported";
+    } else {
+      for (const int bits : {2, 3, 4, 8})
+        if (WordsFor(module_.in_features, bits) == rows)
+          hint = absl::StrCat("; it would fit ", bits, " bits");
+    }
+    return Error(qweight,
+                 absl::StrCat(module_.in_features, " inputs (the length of ",
+                              "g_idx) at ", module_.settings.bits, " bits (",
+                              config_.where(), ") need ", needed.value_or(0),
+                              " rows", hint));
+  }
+
+  absl::Status CheckGroups() {
+    int64_t& group_size = module_.settings.group_size;
+    const TensorInfo& scales = *module_.scales;
+    module_.groups = scales.shape[0];
+    if (group_size == 0) group_size = InferGroupSize();
+    const uint64_t needed = GroupsFor(module_.in_features, group_size);
+    if (module_.groups != needed)
+      return Error(
+          scales,
+          absl::StrCat(module_.in_features, " inputs in groups of ", group_size,
+                       " (", config_.where(), ") need ", needed, " rows"));
+    const TensorInfo& qzeros = *module_.qzeros;
+    if (qzeros.shape[0] != module_.groups)
+      return Error(qzeros,
+                   absl::StrCat("the scales have ", module_.groups, " rows"));
+    const auto columns = WordsFor(module_.out_features, module_.settings.bits);
+    if (columns != qzeros.shape[1])
+      return Error(qzeros, absl::StrCat(module_.out_features, " outputs at ",
+                                        module_.settings.bits, " bits (",
+                                        config_.where(), ") need ",
+                                        columns.value_or(0), " columns"));
+    return absl::OkStatus();
+  }
+
+  // What the number of groups says where the configuration says nothing.
+  int64_t InferGroupSize() const {
+    if (module_.groups == 1) return -1;
+    if (GroupsFor(module_.in_features, kUsualGroupSize) == module_.groups)
+      return kUsualGroupSize;
+    return static_cast<int64_t>(
+        CeilDivide(module_.in_features, module_.groups));
+  }
+
+  absl::Status CheckBias() const {
+    if (module_.bias == nullptr) return absl::OkStatus();
+    const TensorInfo& bias = *module_.bias;
+    if (!IsFloat(bias.dtype)) return Error(bias, "a bias is F16, BF16 or F32");
+    if (bias.shape.size() != 1 || bias.shape[0] != module_.out_features)
+      return Error(bias, absl::StrCat("the module has ", module_.out_features,
+                                      " outputs"));
+    return absl::OkStatus();
+  }
+
+  const Checkpoint& checkpoint_;
+  const GptqConfig& config_;
+  GptqModule& module_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<GptqModule>> FindGptqModules(
+    const Checkpoint& checkpoint, const GptqConfig& config) {
+  std::vector<GptqModule> modules;
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (!tensor.name.ends_with(kQweightSuffix)) continue;
+    GptqModule module;
+    module.name =
+        tensor.name.substr(0, tensor.name.size() - kQweightSuffix.size());
+    module.qweight = &tensor;
+    QUIRE_ASSIGN_OR_RETURN(const auto settings, config.ForModule(module.name));
+    // The tensors decide: a module that the configuration excludes, and that is
+    // quantised all the same, has the defaults.
+    module.settings = settings.value_or(config.defaults());
+    modules.push_back(std::move(module));
+  }
+  std::sort(
+      modules.begin(), modules.end(),
+      [](const GptqModule& a, const GptqModule& b) { return a.name < b.name; });
+  for (GptqModule& module : modules)
+    QUIRE_RETURN_IF_ERROR(ModuleChecker(checkpoint, config, &module).Check());
+  return modules;
+}
+
+}  // namespace quire

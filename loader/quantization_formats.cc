@@ -1,0 +1,167 @@
+#include "loader/quantization_formats.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
+
+namespace quire {
+namespace {
+
+struct Format {
+  const char* name;         // in lower case
+  const char* description;  // "AWQ"
+  const char* remedy;
+};
+
+constexpr char kUseGptq[] =
+    "use a GPTQ checkpoint of the model, or quantise the original with "
+    "\"quire quantize\"";
+constexpr char kUsePlain[] =
+    "use the unquantised model, or a GPTQ checkpoint of it";
+constexpr char kSaveAsGptq[] =
+    "save it again from GPTQModel with format \"gptq\" or \"gptq_v2\"";
+
+// quant_method.
+constexpr Format kMethods[] = {
+    {"awq", "AWQ", kUseGptq},
+    {"fp8", "block-wise FP8", kUsePlain},
+    {"fbgemm_fp8", "FBGEMM's FP8", kUsePlain},
+    {"modelopt", "NVIDIA ModelOpt", kUsePlain},
+    {"compressed-tensors", "compressed-tensors", kUseGptq},
+    {"bitsandbytes", "bitsandbytes", kUsePlain},
+    {"mxfp4", "MXFP4", kUsePlain},
+    {"dbf", "OneComp's double binary factorisation", kUseGptq},
+    {"mdbf", "OneComp's multi-level binary factorisation", kUseGptq},
+    {"onebit", "OneComp's OneBit", kUseGptq},
+    {"mixed_dbf", "OneComp's double binary factorisation", kUseGptq},
+    {"mixed_mdbf", "OneComp's multi-level binary factorisation", kUseGptq},
+    {"mixed_onebit", "OneComp's OneBit", kUseGptq},
+    {"auto-round", "AutoRound's own layout",
+     "export it again with format \"auto_gptq\""},
+    {"intel/auto-round", "AutoRound's own layout",
+     "export it again with format \"auto_gptq\""},
+    {"aqlm", "AQLM", kUseGptq},
+    {"eetq", "EETQ", kUseGptq},
+    {"exl2", "ExLlamaV2's own layout", kUseGptq},
+    {"exl3", "ExLlamaV3's own layout", kUseGptq},
+    {"hqq", "HQQ", kUseGptq},
+    {"higgs", "HIGGS", kUseGptq},
+    {"marlin", "Marlin's packing", kSaveAsGptq},
+    {"paroquant", "ParoQuant", kUseGptq},
+    {"qqq", "QQQ", kUseGptq},
+    {"quanto", "Quanto", kUseGptq},
+    {"quip", "QuIP", kUseGptq},
+    {"spqr", "SpQR", kUseGptq},
+    {"torchao", "torchao", kUseGptq},
+    {"vptq", "VPTQ", kUseGptq},
+};
+
+// checkpoint_format.
+constexpr Format kLayouts[] = {
+    {"gptq_p", "GPTQModel's planar packing", kSaveAsGptq},
+    {"marlin", "Marlin's packing", kSaveAsGptq},
+    {"bitblas", "BitBLAS's packing", kSaveAsGptq},
+    {"qqq", "QQQ's packing", kSaveAsGptq},
+    {"gemm", "AWQ's packing", kUseGptq},
+    {"gemv", "AWQ's packing", kUseGptq},
+    {"gemv_fast", "AWQ's packing", kUseGptq},
+    {"llm-awq", "AWQ's packing", kUseGptq},
+};
+
+template <size_t n>
+absl::Status Refuse(const JsonFields& config, std::string_view field,
+                    const std::string& value, const Format (&formats)[n]) {
+  const std::string lower = absl::AsciiStrToLower(value);
+  const auto* format =
+      std::find_if(std::begin(formats), std::end(formats),
+                   [&lower](const Format& f) { return lower == f.name; });
+  if (format == std::end(formats))
+    return config.Error(field, absl::StrCat("is ", Quoted(value),
+                                            ", which is not a known GPTQ "
+                                            "format: ",
+                                            kUseGptq));
+  return config.Error(
+      field, absl::StrCat("is ", Quoted(value), ": ", format->description,
+                          " is not supported here; ", format->remedy));
+}
+
+absl::Status CheckMethod(const JsonFields& config) {
+  const auto field = FindAlias(config, {"quant_method", "method"});
+  if (absl::IsNotFound(field.status())) {
+    // Files from before the field existed.
+    for (const char* flag : {"load_in_4bit", "load_in_8bit"}) {
+      QUIRE_ASSIGN_OR_RETURN(const bool set, config.GetBoolOr(flag, false));
+      if (set) return Refuse(config, flag, "bitsandbytes", kMethods);
+    }
+    if (config.Has("version"))
+      return Refuse(config, "version", "awq", kMethods);
+    return absl::OkStatus();
+  }
+  QUIRE_RETURN_IF_ERROR(field.status());
+  QUIRE_ASSIGN_OR_RETURN(const std::string method, config.GetString(*field));
+  if (method == "gptq") return absl::OkStatus();
+  if (method != "mixed_gptq") return Refuse(config, *field, method, kMethods);
+  // GPTQ takes a missing format for v1, OneComp's vLLM plugin for v2.
+  if (!config.Has("checkpoint_format"))
+    return config.Error("checkpoint_format",
+                        "is missing; with \"mixed_gptq\" readers disagree on "
+                        "what that means: add \"gptq\" or \"gptq_v2\"");
+  return absl::OkStatus();
+}
+
+absl::Status CheckLayout(const JsonFields& config) {
+  QUIRE_ASSIGN_OR_RETURN(const bool marlin,
+                         config.GetBoolOr("is_marlin_format", false));
+  if (marlin) return Refuse(config, "is_marlin_format", "marlin", kLayouts);
+  const auto field = FindAlias(config, {"checkpoint_format", "format"});
+  if (absl::IsNotFound(field.status())) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(field.status());
+  QUIRE_ASSIGN_OR_RETURN(const std::string layout, config.GetString(*field));
+  if (layout == "gptq" || layout == "gptq_v2") return absl::OkStatus();
+  return Refuse(config, *field, layout, kLayouts);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string_view> FindAlias(
+    const JsonFields& fields, std::initializer_list<std::string_view> aliases) {
+  std::string_view found;
+  for (const std::string_view alias : aliases) {
+    if (!fields.Has(alias)) continue;
+    if (found.empty()) {
+      found = alias;
+    } else if (*fields.Find(found) != *fields.Find(alias)) {
+      return fields.Error(alias, absl::StrCat("contradicts ", Quoted(found)));
+    }
+  }
+  if (found.empty())
+    return absl::NotFoundError(absl::StrCat(
+        fields.where(), ": field ", Quoted(*aliases.begin()), " is missing"));
+  return found;
+}
+
+absl::Status CheckFormatIsGptq(const JsonFields& config) {
+  QUIRE_RETURN_IF_ERROR(CheckMethod(config));
+  QUIRE_RETURN_IF_ERROR(CheckLayout(config));
+  QUIRE_ASSIGN_OR_RETURN(const std::string pack_dtype,
+                         config.GetStringOr("pack_dtype", "int32"));
+  if (pack_dtype != "int32")
+    return config.Error(
+        "pack_dtype",
+        absl::StrCat("is ", Quoted(pack_dtype),
+                     "; only words of \"int32\" are supported: ", kSaveAsGptq));
+  QUIRE_ASSIGN_OR_RETURN(const bool rotated,
+                         config.GetBoolOr("rotated", false));
+  if (rotated)
+    return config.Error("rotated",
+                        "is true: OneComp's rotated models need a Hadamard "
+                        "transform before every down_proj, which is not "
+                        "supported; quantise again without rotation");
+  return absl::OkStatus();
+}
+
+}  // namespace quire
