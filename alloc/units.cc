@@ -59,7 +59,8 @@ std::optional<Bytes> ParseBytes(const std::string& text) {
   skip_spaces();
   uint64_t whole = 0;
   const size_t digits_from = at;
-  while (at < text.size() && std::isdigit(static_cast<unsigned char>(text[at]))) {
+  while (at < text.size() &&
+         std::isdigit(static_cast<unsigned char>(text[at]))) {
     const auto tens = CheckedMultiply(whole, 10);
     const auto next =
         tens ? CheckedAdd(*tens, static_cast<uint64_t>(text[at] - '0'))
@@ -84,8 +85,8 @@ std::optional<Bytes> ParseBytes(const std::string& text) {
   skip_spaces();
   std::string unit_name;
   while (at < text.size() && text[at] != ' ') {
-    unit_name += static_cast<char>(
-        std::tolower(static_cast<unsigned char>(text[at])));
+    unit_name +=
+        static_cast<char>(std::tolower(static_cast<unsigned char>(text[at])));
     ++at;
   }
   skip_spaces();

@@ -5,22 +5,31 @@
 // one DeviceMemory, so a page freed by any of them can serve any other. Nothing
 // is ever fragmented at this level: a range of n pages takes any n free pages.
 //
-// A page slot of a range is in one of three states:
-//   unbacked  addresses only; touching it faults (never aliased to a zero page)
-//   live      a physical page is mapped
-//   cooling   the slot was decommitted, but its fence is not complete: the page
-//             is still mapped and is unmapped when the fence has completed
+// A page slot of a range is in one of four states:
+//   unbacked     addresses only; touching it faults (never aliased to a page of
+//                zeros)
+//   live         a physical page is mapped
+//   cooling      the slot was decommitted, but its fence is not complete: the
+//                page is still mapped and is unmapped when the fence has
+//                completed
+//   quarantined  the driver refused to unmap it, or lost track of it: neither
+//                the page nor the address is used again
 //
-// Physical pages, each counted once however often it is mapped:
-//   in use = live + cooling + cached,  cached = prepared, not mapped.
-// "Cached" pages are handles kept for re-use: a commit that finds enough of
-// them creates nothing.
+// Physical pages:
+//   in use = live + cooling + cached + quarantined
+// "Cached" pages are prepared and not mapped, kept for re-use: a commit that
+// finds enough of them creates nothing. Quarantined pages are nothing but a
+// driver's refusal (Health says which); they count, since they are not free.
 //
-// Thread-safe. No reclaimer and no hook is called under a lock.
+// Thread-safe. One lock per DeviceMemory is held over the driver's map, unmap,
+// create and release calls, which drivers serialise anyway; never while waiting
+// for a fence, nor while calling a reclaimer. Fences that complete late hold up
+// nobody but those who need every page.
 
 #ifndef QUIRE_ALLOC_DEVICE_MEMORY_H_
 #define QUIRE_ALLOC_DEVICE_MEMORY_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,6 +38,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/driver.h"
+#include "quire/alloc/event_trace.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/owner.h"
 #include "quire/alloc/units.h"
@@ -42,10 +52,11 @@ class PageReclaimer {
  public:
   virtual ~PageReclaimer() = default;
   // Decommits up to `wanted` pages that nobody needs. Returns how many. Called
-  // without locks, from the thread that needs the pages; may call back into
-  // DeviceMemory to decommit and release, never to commit.
+  // without locks of DeviceMemory, from the thread that needs the pages, so the
+  // caller of Commit must not hold a lock that its own Reclaim takes. May call
+  // back into DeviceMemory to decommit and release, never to commit.
   virtual PageCount Reclaim(PageCount wanted) = 0;
-  // How many Reclaim could give now. For verdicts. O(1).
+  // How many Reclaim could give now. For verdicts and Trim. O(1). Same rules.
   virtual PageCount Reclaimable() const = 0;
   // Names the cache in verdicts: "parked KV ranges".
   virtual std::string ReclaimerName() const = 0;
@@ -55,35 +66,48 @@ class PageReclaimer {
 // pointer is valid until ReleaseRange.
 class AddressRange {
  public:
+  AddressRange(const AddressRange&) = delete;
+  AddressRange& operator=(const AddressRange&) = delete;
+
   DeviceAddress address() const { return address_; }
   PageCount pages() const { return pages_; }
   OwnerId owner() const { return owner_; }
   // For the owner of the range: what lies here. Found again through
-  // DeviceMemory::Find. Set before the range is published to other threads.
-  void set_user_data(void* data) { user_data_ = data; }
-  void* user_data() const { return user_data_; }
+  // DeviceMemory::Find, by any thread: what was written before set_user_data is
+  // visible to whoever reads it. Null until set.
+  void set_user_data(void* data) {
+    user_data_.store(data, std::memory_order_release);
+  }
+  void* user_data() const { return user_data_.load(std::memory_order_acquire); }
+
+ protected:
+  AddressRange(DeviceAddress address, PageCount pages, OwnerId owner)
+      : address_(address), pages_(pages), owner_(owner) {}
+  ~AddressRange() = default;
 
  private:
-  friend class DeviceMemory;
-  DeviceAddress address_;
-  PageCount pages_;
-  OwnerId owner_;
-  void* user_data_ = nullptr;
+  const DeviceAddress address_;
+  const PageCount pages_;
+  const OwnerId owner_;
+  std::atomic<void*> user_data_{nullptr};
 };
 
 struct DeviceMemoryOptions {
   DeviceId device;
-  // Bytes of a physical page: a multiple of the device's granularity, 2 to 32
-  // MiB in practice.
+  // Bytes of a physical page: a power of two and a multiple of the device's
+  // granularity, 2 to 32 MiB in practice.
   Bytes page_size = MiB(2);
   // At most so much physical memory; 0: what the device has free at start.
   Bytes limit;
-  // Addresses reserved at start; 0: 16 times the limit, at least 64 GiB. When
-  // they are used up, the error says so: it is not lack of memory.
+  // Addresses reserved at start; 0: 16 times the limit, at least 64 GiB, or as
+  // much of that as the driver gives. When they are used up, the error says so:
+  // it is not lack of memory.
   Bytes address_space;
   // Unmapped pages kept as handles for re-use beyond this many go back to the
   // driver at once; default: keep all until Trim or memory is short.
   PageCount cache_limit = PageCount(UINT64_MAX);
+  // Told of commits, decommits and failures; null: nobody. Outlives the memory.
+  EventTrace* trace = nullptr;
 };
 
 // All O(1) to read. Bytes; physical pages are counted once.
@@ -91,22 +115,23 @@ struct DeviceMemoryStatistics {
   Bytes page_size;
   Bytes limit;
   // Of addresses: reserved = mapped + unmapped, in ranges handed out.
-  Bytes address_space;      // reserved from the driver in all
-  Bytes reserved;           // in ranges handed out
-  Bytes mapped;             // live and cooling slots
-  Bytes unmapped;           // reserved - mapped
-  // Of physical pages: in_use = live + cooling + cached.
-  Bytes in_use;             // created and not released
+  Bytes address_space;  // reserved from the driver in all
+  Bytes reserved;       // in ranges handed out
+  Bytes mapped;         // live, cooling and quarantined slots
+  Bytes unmapped;       // reserved - mapped
+  // Of physical pages: in_use = live + cooling + cached + quarantined.
+  Bytes in_use;  // created and not released
   Bytes live;
   Bytes cooling;
-  Bytes cached;             // prepared, not mapped
+  Bytes cached;       // prepared, not mapped
+  Bytes quarantined;  // lost to calls that the driver refused
   Bytes peak_in_use;
   Bytes peak_live;
   // in_use may still grow by this much: limit - in_use.
   Bytes growable;
-  uint64_t pages_created;   // driver calls over the lifetime
+  uint64_t pages_created;  // driver calls over the lifetime
   uint64_t pages_released;
-  uint64_t commits;         // calls that mapped something
+  uint64_t commits;             // calls that mapped something
   uint64_t commits_from_cache;  // of these, without creating a page
 };
 
@@ -114,10 +139,9 @@ class DeviceMemory {
  public:
   static absl::StatusOr<std::unique_ptr<DeviceMemory>> Create(
       Driver* driver, OwnerRegistry* owners, DeviceMemoryOptions options);
-  // Waits for what cools and gives everything back to the driver. REQUIRES:
-  // every range was released; ranges that were not are released here, and the
-  // destructor's leak count is visible through `leaked_ranges` of the driver's
-  // teardown check.
+  // Waits for what cools and gives everything back to the driver, ranges that
+  // were not released included; what was quarantined is tried once more.
+  // REQUIRES: no other thread is in a call, every reclaimer was removed.
   ~DeviceMemory();
 
   Driver* driver() const;
@@ -131,39 +155,54 @@ class DeviceMemory {
   absl::StatusOr<AddressRange*> ReserveRange(PageCount pages, OwnerId owner,
                                              Bytes alignment = Bytes(0));
   // Decommits what is live, under `fence`; the addresses return once the last
-  // page has cooled. `range` is dead to the caller at once.
+  // page has cooled. `range` is dead to the caller at once. What the driver
+  // refuses to unmap is quarantined, and keeps its addresses.
   void ReleaseRange(AddressRange* range, const Fence& fence);
   // The range that contains `address`, or null. O(1), lock-free: one load from
   // a table indexed by page number.
   AddressRange* Find(DeviceAddress address) const;
+  // Whether `address` lies in this device's reservation, in a range or not.
+  bool Contains(DeviceAddress address) const;
 
   // ---- Backing ----
   // Backs the slots [first, first + count) of `range`; live ones stay as they
-  // are, cooling ones become live again without a driver call. All or nothing.
+  // are, cooling ones become live again without a driver call. All or nothing:
+  // after an error no slot of the range has changed, and no page was created.
   // Takes, in this order: cached pages; new ones under the limit; pages whose
   // fences have completed; what the reclaimers give; then waits for every
-  // fence that can complete. kResourceExhausted carries the verdict (verdict.h).
+  // fence that can complete. Errors: kResourceExhausted with the verdict
+  // (verdict.h); kInvalidArgument for slots outside the range; kDataLoss where
+  // slots are quarantined, by this call or before; the driver's own.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count);
-  // The live slots among [first, first + count) cool under `fence`; the rest
-  // stay as they are.
+  // The live slots among [first, first + count) cool under `fence`, or are
+  // unmapped at once where it is complete; the rest stay as they are. An error
+  // of the driver means that slots were quarantined: none is live afterwards.
   absl::Status Decommit(AddressRange* range, PageCount first, PageCount count,
                         const Fence& fence);
   // Live slots among [first, first + count). O(count).
   PageCount CommittedPages(const AddressRange* range, PageCount first,
                            PageCount count) const;
 
-  // Creates handles ahead, up to the limit, so that later commits create none.
+  // Creates handles ahead until `count` are cached, or as many as the limit
+  // allows, so that later commits create none. All or nothing where the driver
+  // refuses.
   absl::Status Prepare(PageCount count);
   // Gives cached handles back to the driver until at most `keep` are left, what
   // has cooled and what reclaimers hold included. Returns the pages given back.
+  // Waits for nothing.
   PageCount Trim(PageCount keep);
 
-  // Reclaimers are asked in the order of registration.
+  // Reclaimers are asked in the order of registration. RemoveReclaimer returns
+  // when no thread is inside the reclaimer any more: call it without a lock
+  // that Reclaim takes, and not from Reclaim.
   void AddReclaimer(PageReclaimer* reclaimer);
   void RemoveReclaimer(PageReclaimer* reclaimer);
 
   DeviceMemoryStatistics GetStatistics() const;
-  // Live bytes per owner, indexed by OwnerId.
+  // OK, or the first refusal of the driver that put memory into quarantine. The
+  // memory stays usable.
+  absl::Status Health() const;
+  // Live bytes per owner, indexed by OwnerId. O(owners).
   std::vector<Bytes> GetLiveByOwner() const;
   // One entry per slot of a range that is live or cooling, in address order:
   // for page maps. O(pages).

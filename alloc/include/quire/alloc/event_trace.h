@@ -14,12 +14,12 @@
 namespace quire {
 
 enum class TraceAction : uint8_t {
-  kAllocate,       // DeviceAllocator
+  kAllocate,  // DeviceAllocator
   kFree,
-  kCommit,         // pages mapped
-  kDecommit,       // pages given up, cooling
+  kCommit,    // pages that became live
+  kDecommit,  // pages given up, cooling or unmapped
   kOutOfMemory,
-  kMark,           // a phase of the program: "load", "prefill"
+  kMark,  // a phase of the program: "load", "prefill"
 };
 const char* TraceActionName(TraceAction action);  // "allocate", ...
 
@@ -29,7 +29,7 @@ struct TraceEvent {
   OwnerId owner;
   DeviceAddress address;
   Bytes size;
-  // Of the device after the event: what a timeline draws.
+  // Live bytes of the device after the event: what a timeline draws.
   Bytes in_use;
   std::string label;  // of marks, else empty
 };
@@ -42,6 +42,7 @@ class EventTrace {
 
   void Record(TraceAction action, OwnerId owner, DeviceAddress address,
               Bytes size, Bytes in_use);
+  // Marks carry no numbers: a timeline draws them at their time.
   void Mark(std::string label);
   // In order of time.
   std::vector<TraceEvent> Events() const;
@@ -49,6 +50,8 @@ class EventTrace {
   uint64_t dropped() const;
 
  private:
+  void Add(TraceEvent event);
+
   const size_t capacity_;
   const uint64_t start_;
   mutable Mutex mutex_;

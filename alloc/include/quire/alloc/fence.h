@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,12 +26,24 @@ class Fence {
   Fence() = default;
 
   // Records an event on each stream. Work queued later is not waited for.
+  // `driver` must outlive every copy. Errors: kInvalidArgument for StreamId(),
+  // and the driver's; no event is left behind.
   static absl::StatusOr<Fence> Record(Driver* driver, DeviceId device,
                                       std::span<const StreamId> streams);
 
-  // Never blocks.
+  // Never blocks. An error means that the driver cannot tell: the work may
+  // still be running. Once complete, a fence asks the driver no more.
   absl::StatusOr<bool> IsComplete() const;
   absl::Status Wait() const;
+
+  // Copies of one fence are equal, and so are all that were never recorded.
+  friend bool operator==(const Fence& a, const Fence& b) {
+    return a.events_ == b.events_;
+  }
+  template <typename H>
+  friend H AbslHashValue(H state, const Fence& fence) {
+    return H::combine(std::move(state), fence.events_.get());
+  }
 
  private:
   struct Events;

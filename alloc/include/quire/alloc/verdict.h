@@ -25,20 +25,22 @@ enum class ShortageKind {
   kCooling,        // freed, but a stream is still using it
   kAddressSpace,   // addresses ran out, not memory
   kOtherProcess,   // another process holds it
+  kMappings,       // the kernel or driver takes no more mappings
 };
 const char* ShortageKindName(ShortageKind kind);  // "capacity", ...
 
 struct OutOfMemoryVerdict {
   ShortageKind kind = ShortageKind::kCapacity;
   Bytes requested;
+  // For kAddressSpace these three are of addresses, else of memory.
   Bytes free;              // could be created or is cached now
   Bytes largest_possible;  // the largest request that would succeed now
   Bytes limit;
   Bytes device_total;
   Bytes cooling;
-  Bytes held_as_slack;     // what compaction could free
+  Bytes held_as_slack;  // what caches and compaction could free
   std::vector<std::pair<std::string, Bytes>> owners;  // largest first
-  std::string advice;      // what to try
+  std::string advice;                                 // what to try
 
   // One line, for a status message.
   std::string ToString() const;
@@ -47,6 +49,27 @@ struct OutOfMemoryVerdict {
   static std::optional<OutOfMemoryVerdict> FromStatus(
       const absl::Status& status);
 };
+
+// What was true when memory could not be had: the input of a verdict.
+struct ShortageFacts {
+  Bytes requested;
+  Bytes limit;
+  // Of the pool. in_use counts everything created, cached pages included.
+  Bytes in_use;
+  Bytes cached;
+  Bytes cooling;
+  // Held by caches and slabs that could give it up.
+  Bytes reclaimable;
+  // Of the whole device, as its driver sees it.
+  Bytes device_free;
+  Bytes device_total;
+  std::vector<std::pair<std::string, Bytes>> owners;
+};
+
+// Decides, from the numbers alone, why memory ran short. Never kAddressSpace or
+// kMappings, which no number here can show: whoever met those says so. Nothing
+// is subtracted below zero, whatever the numbers are.
+OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts);
 
 }  // namespace quire
 

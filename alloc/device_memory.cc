@@ -1,0 +1,125 @@
+#include "quire/alloc/device_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "alloc/address_space.h"
+#include "alloc/device_memory_impl.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+constexpr Bytes kLeastDefaultAddressSpace = GiB(64);
+constexpr uint64_t kDefaultAddressSpaceFactor = 16;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::Create(
+    Driver* driver, OwnerRegistry* owners, DeviceMemoryOptions options) {
+  QUIRE_ASSIGN_OR_RETURN(const DeviceInfo info,
+                         driver->GetDeviceInfo(options.device));
+  const uint64_t page_size = options.page_size.value();
+  if (!IsPowerOfTwo(page_size) || info.minimum_granularity.zero() ||
+      page_size % info.minimum_granularity.value() != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "page size ", page_size, " must be a power of two and a multiple of ",
+        info.minimum_granularity.value(), ", the granularity of device ",
+        options.device.value()));
+  }
+  if (options.limit.zero()) {
+    QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo now,
+                           driver->GetMemoryInfo(options.device));
+    options.limit = now.free;
+  }
+  const uint64_t limit = options.limit.value() / page_size;
+  if (limit == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a limit of ", options.limit.value(), " bytes on device ",
+        options.device.value(), " does not hold one page of ", page_size));
+  }
+  Bytes size = options.address_space;
+  Bytes minimum = size;
+  if (size.zero()) {
+    minimum = options.limit;
+    size = std::max(kLeastDefaultAddressSpace,
+                    CheckedMultiply(options.limit, kDefaultAddressSpaceFactor)
+                        .value_or(Bytes(UINT64_MAX)));
+    size = std::max(size, minimum);
+  }
+  // Down to whole pages: what is left over could not be handed out.
+  size = Bytes(size.value() / page_size * page_size);
+  minimum = Bytes(minimum.value() / page_size * page_size);
+  if (minimum.zero()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an address space of ", options.address_space.value(),
+                     " bytes does not hold one page of ", page_size));
+  }
+  QUIRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<AddressSpace> addresses,
+      AddressSpace::Create(driver, size, minimum, options.page_size));
+  return std::unique_ptr<DeviceMemory>(new DeviceMemory(
+      std::make_unique<Impl>(driver, owners, options, info.total_memory, limit,
+                             std::move(addresses))));
+}
+
+DeviceMemory::DeviceMemory(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {}
+DeviceMemory::~DeviceMemory() = default;
+
+Driver* DeviceMemory::driver() const { return impl_->driver(); }
+DeviceId DeviceMemory::device() const { return impl_->device(); }
+Bytes DeviceMemory::page_size() const { return impl_->page_size(); }
+
+absl::StatusOr<AddressRange*> DeviceMemory::ReserveRange(PageCount pages,
+                                                         OwnerId owner,
+                                                         Bytes alignment) {
+  return impl_->ReserveRange(pages, owner, alignment);
+}
+void DeviceMemory::ReleaseRange(AddressRange* range, const Fence& fence) {
+  impl_->ReleaseRange(range, fence);
+}
+AddressRange* DeviceMemory::Find(DeviceAddress address) const {
+  return impl_->Find(address);
+}
+bool DeviceMemory::Contains(DeviceAddress address) const {
+  return impl_->Contains(address);
+}
+absl::Status DeviceMemory::Commit(AddressRange* range, PageCount first,
+                                  PageCount count) {
+  return impl_->Commit(range, first, count);
+}
+absl::Status DeviceMemory::Decommit(AddressRange* range, PageCount first,
+                                    PageCount count, const Fence& fence) {
+  return impl_->Decommit(range, first, count, fence);
+}
+PageCount DeviceMemory::CommittedPages(const AddressRange* range,
+                                       PageCount first, PageCount count) const {
+  return impl_->CommittedPages(range, first, count);
+}
+absl::Status DeviceMemory::Prepare(PageCount count) {
+  return impl_->Prepare(count);
+}
+PageCount DeviceMemory::Trim(PageCount keep) { return impl_->Trim(keep); }
+void DeviceMemory::AddReclaimer(PageReclaimer* reclaimer) {
+  impl_->reclaimers().Add(reclaimer);
+}
+void DeviceMemory::RemoveReclaimer(PageReclaimer* reclaimer) {
+  impl_->reclaimers().Remove(reclaimer);
+}
+DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
+  return impl_->GetStatistics();
+}
+absl::Status DeviceMemory::Health() const { return impl_->Health(); }
+std::vector<Bytes> DeviceMemory::GetLiveByOwner() const {
+  return impl_->GetLiveByOwner();
+}
+std::vector<DeviceMemory::PageMapEntry> DeviceMemory::CalculatePageMap() const {
+  return impl_->CalculatePageMap();
+}
+absl::Status DeviceMemory::CheckInvariants() const {
+  return impl_->CheckInvariants();
+}
+
+}  // namespace quire

@@ -1,0 +1,143 @@
+// DeviceMemory's one lock and what it guards: addresses, ranges, backing.
+//
+// Everything here is bookkeeping over AddressSpace and BackingStore, plus the
+// answer to a shortage: Relieve. Invariants are in CheckInvariants.
+
+#ifndef QUIRE_ALLOC_DEVICE_MEMORY_IMPL_H_
+#define QUIRE_ALLOC_DEVICE_MEMORY_IMPL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "alloc/address_space.h"
+#include "alloc/backing_store.h"
+#include "alloc/managed_range.h"
+#include "alloc/reclaimer_list.h"
+#include "quire/alloc/device_memory.h"
+#include "quire/alloc/mutex.h"
+
+namespace quire {
+
+class DeviceMemory::Impl {
+ public:
+  Impl(Driver* driver, OwnerRegistry* owners,
+       const DeviceMemoryOptions& options, Bytes device_total, uint64_t limit,
+       std::unique_ptr<AddressSpace> addresses)
+      : driver_(driver),
+        owners_(owners),
+        device_(options.device),
+        page_size_(options.page_size),
+        trace_(options.trace),
+        device_total_(device_total),
+        addresses_(std::move(addresses)),
+        backing_(driver, options.device, options.page_size, limit,
+                 options.cache_limit.value()) {}
+  ~Impl();
+
+  Driver* driver() const { return driver_; }
+  DeviceId device() const { return device_; }
+  Bytes page_size() const { return page_size_; }
+  ReclaimerList& reclaimers() { return reclaimers_; }
+
+  absl::StatusOr<AddressRange*> ReserveRange(PageCount pages, OwnerId owner,
+                                             Bytes alignment)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReleaseRange(AddressRange* range, const Fence& fence)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  AddressRange* Find(DeviceAddress address) const {
+    return addresses_->Find(address);
+  }
+  bool Contains(DeviceAddress address) const {
+    return addresses_->Contains(address);
+  }
+  absl::Status Commit(AddressRange* range, PageCount first, PageCount count)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Decommit(AddressRange* range, PageCount first, PageCount count,
+                        const Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
+  PageCount CommittedPages(const AddressRange* range, PageCount first,
+                           PageCount count) const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Prepare(PageCount count) ABSL_LOCKS_EXCLUDED(mutex_);
+  PageCount Trim(PageCount keep) ABSL_LOCKS_EXCLUDED(mutex_);
+  DeviceMemoryStatistics GetStatistics() const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Health() const ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<Bytes> GetLiveByOwner() const ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<PageMapEntry> CalculatePageMap() const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckInvariants() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // Over the attempts of one call.
+  struct ReliefState {
+    // FreedSoFar when the last attempt failed, read under the same lock: what
+    // another thread frees between that and a wait must not be missed.
+    uint64_t freed_before = 0;
+    bool asked_reclaimers = false;
+  };
+
+  // Brings pages (and addresses) back when `wanted` pages are missing: asks the
+  // reclaimers, then waits for what cools. False where nothing more can come.
+  bool Relieve(uint64_t wanted, ReliefState* state) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool AskReclaimers(uint64_t wanted) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns as soon as anything was freed since FreedSoFar was `freed_before`,
+  // by this thread or another; false where nothing more can be.
+  bool WaitForCooling(uint64_t freed_before) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Harvest(size_t at_most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether it freed anything.
+  bool HarvestAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const uint64_t before = FreedSoFar();
+    Harvest(SIZE_MAX);
+    return FreedSoFar() != before;
+  }
+  void FreeAddresses(ManagedRange* range) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Anything that Harvest, a decommit or a trim made free.
+  uint64_t FreedSoFar() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return backing_.unmapped() + backing_.pool().released();
+  }
+
+  absl::Status CheckSlots(const AddressRange* range, PageCount first,
+                          PageCount count) const;
+  absl::Status OutOfMemory(AddressRange* range, PageCount first,
+                           uint64_t pages_wanted, const absl::Status& cause,
+                           CommitAttempt::Shortage shortage)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status OutOfAddresses(PageCount pages) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void Record(TraceAction action, const AddressRange* range, uint64_t first,
+              uint64_t pages) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Bytes PageBytes(uint64_t pages) const {
+    return CheckedBytes(PageCount(pages), page_size_)
+        .value_or(Bytes(UINT64_MAX));
+  }
+  // After every mutation, in checking builds.
+  void CheckAfterMutation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckInvariantsLocked() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Driver* const driver_;
+  OwnerRegistry* const owners_;
+  const DeviceId device_;
+  const Bytes page_size_;
+  EventTrace* const trace_;
+  const Bytes device_total_;
+  ReclaimerList reclaimers_;
+
+  mutable Mutex mutex_;
+  // Signalled when anything was freed.
+  CondVar freed_;
+  // Find and Contains read it without the lock, all else with it.
+  const std::unique_ptr<AddressSpace> addresses_;
+  // By first page; retired ones included, until their addresses return.
+  std::map<uint64_t, std::shared_ptr<ManagedRange>> ranges_
+      ABSL_GUARDED_BY(mutex_);
+  BackingStore backing_ ABSL_GUARDED_BY(mutex_);
+  mutable uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_DEVICE_MEMORY_IMPL_H_

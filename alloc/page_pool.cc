@@ -1,0 +1,88 @@
+#include "alloc/page_pool.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+PagePool::PagePool(Driver* driver, DeviceId device, Bytes page_size,
+                   uint64_t limit, uint64_t cache_limit)
+    : driver_(driver),
+      device_(device),
+      page_size_(page_size),
+      limit_(limit),
+      cache_limit_(cache_limit) {}
+
+PagePool::~PagePool() {
+  Trim(0);
+  // A refusal may have been passing: a last try costs nothing.
+  for (const PageHandle page : quarantined_) (void)driver_->ReleasePage(page);
+}
+
+absl::Status PagePool::Take(uint64_t count, std::vector<PageHandle>* pages,
+                            uint64_t* created) {
+  QUIRE_RETURN_IF_ERROR(Prepare(count, created));
+  pages->insert(pages->end(), cached_.rbegin(),
+                cached_.rbegin() + static_cast<std::ptrdiff_t>(count));
+  cached_.resize(cached_.size() - count);
+  return absl::OkStatus();
+}
+
+void PagePool::Put(PageHandle page) {
+  if (cached_.size() < cache_limit_) {
+    cached_.push_back(page);
+  } else {
+    Release(page);
+  }
+}
+
+absl::Status PagePool::Prepare(uint64_t count, uint64_t* created) {
+  while (cached_.size() < count) {
+    if (growable() == 0) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(count - cached_.size(), " more pages wanted, and ",
+                       in_use_, " of at most ", limit_, " are in use"));
+    }
+    QUIRE_ASSIGN_OR_RETURN(const PageHandle page,
+                           driver_->CreatePage(device_, page_size_));
+    cached_.push_back(page);
+    ++in_use_;
+    ++created_;
+    ++*created;
+    peak_in_use_ = std::max(peak_in_use_, in_use_);
+  }
+  return absl::OkStatus();
+}
+
+uint64_t PagePool::Trim(uint64_t keep) {
+  if (cached_.size() <= keep) return 0;
+  const auto end =
+      cached_.begin() + static_cast<std::ptrdiff_t>(cached_.size() - keep);
+  uint64_t given_back = 0;
+  for (auto page = cached_.begin(); page != end; ++page) {
+    if (Release(*page)) ++given_back;
+  }
+  cached_.erase(cached_.begin(), end);
+  return given_back;
+}
+
+bool PagePool::Release(PageHandle page) {
+  const absl::Status status = driver_->ReleasePage(page);
+  if (!status.ok()) {
+    quarantined_.push_back(page);
+    if (release_error_.ok()) {
+      release_error_ = absl::Status(
+          status.code(), absl::StrCat("page ", page.value(),
+                                      " was not released and is quarantined: ",
+                                      status.message()));
+    }
+    return false;
+  }
+  --in_use_;
+  ++released_;
+  return true;
+}
+
+}  // namespace quire

@@ -1,0 +1,90 @@
+// The physical pages of one device: what exists, what is cached, what is lost.
+//
+// A page is created once and then goes back and forth between the cache of
+// unmapped pages and whoever mapped it; making pages (slow) is thereby apart
+// from mapping them (fast). The pool knows nothing of addresses.
+//
+// Invariant: in_use = taken + cached + quarantined handles, and is never above
+// the limit. A handle that the driver will not take back is quarantined: it
+// still costs memory, so it still counts.
+//
+// Not thread-safe.
+
+#ifndef QUIRE_ALLOC_PAGE_POOL_H_
+#define QUIRE_ALLOC_PAGE_POOL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "quire/alloc/driver.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+class PagePool {
+ public:
+  // All counts are pages. Unmapped pages beyond `cache_limit` go back to the
+  // driver when they come in.
+  PagePool(Driver* driver, DeviceId device, Bytes page_size, uint64_t limit,
+           uint64_t cache_limit);
+  // Gives what is cached or quarantined back. REQUIRES: nothing is taken.
+  ~PagePool();
+  PagePool(const PagePool&) = delete;
+  PagePool& operator=(const PagePool&) = delete;
+
+  // Appends `count` pages: cached ones, most recently used first, then new
+  // ones. Where they cannot be had, nothing is appended, pages created on the
+  // way stay cached, and the error is kResourceExhausted for the limit, or the
+  // driver's own. *created grows by the pages created in either case.
+  absl::Status Take(uint64_t count, std::vector<PageHandle>* pages,
+                    uint64_t* created);
+  // Takes back a page that nothing maps any more.
+  void Put(PageHandle page);
+  // The same for a page that may be wanted again at once: kept whatever the
+  // cache limit is, until the next Trim.
+  void PutBack(PageHandle page) { cached_.push_back(page); }
+  // Creates pages until `count` are cached. *created as in Take.
+  absl::Status Prepare(uint64_t count, uint64_t* created);
+  // Gives cached pages back to the driver, least recently used first, until at
+  // most `keep` are left. Returns how many the driver took.
+  uint64_t Trim(uint64_t keep);
+
+  uint64_t limit() const { return limit_; }
+  uint64_t in_use() const { return in_use_; }
+  uint64_t growable() const {
+    return CheckedSubtract(limit_, in_use_).value_or(0);
+  }
+  uint64_t cached() const { return cached_.size(); }
+  uint64_t quarantined() const { return quarantined_.size(); }
+  uint64_t peak_in_use() const { return peak_in_use_; }
+  uint64_t created() const { return created_; }
+  uint64_t released() const { return released_; }
+  // The first refusal to take a page back, or OK.
+  const absl::Status& release_error() const { return release_error_; }
+  const std::vector<PageHandle>& cached_pages() const { return cached_; }
+  const std::vector<PageHandle>& quarantined_pages() const {
+    return quarantined_;
+  }
+
+ private:
+  bool Release(PageHandle page);
+
+  Driver* const driver_;
+  const DeviceId device_;
+  const Bytes page_size_;
+  const uint64_t limit_;
+  const uint64_t cache_limit_;
+
+  std::vector<PageHandle> cached_;  // most recently used last
+  std::vector<PageHandle> quarantined_;
+  uint64_t in_use_ = 0;
+  uint64_t peak_in_use_ = 0;
+  uint64_t created_ = 0;
+  uint64_t released_ = 0;
+  absl::Status release_error_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_PAGE_POOL_H_
