@@ -129,7 +129,7 @@ absl::Status BackingStore::MapUnbacked(ManagedRange* range, uint64_t first,
 
   for (size_t i = mapped_runs; i > 0; --i) {
     const absl::Status undone = UnmapRun(range, runs[i - 1].first,
-                                         runs[i - 1].count, &PagePool::PutBack);
+                                         runs[i - 1].count, UnmapReason::kRolledBack);
     // What was lost weighs more than why the commit failed.
     if (!undone.ok() && !absl::IsDataLoss(result)) result = undone;
   }
@@ -151,8 +151,7 @@ absl::Status BackingStore::Decommit(ManagedRange* range, uint64_t first,
     UncountLive(range->owner(), n);
     *released += n;
     if (complete) {
-      const absl::Status unmapped = UnmapRun(range, at, n);
-      unmapped_ += n;
+      const absl::Status unmapped = UnmapRun(range, at, n, UnmapReason::kFreed);
       if (result.ok()) result = unmapped;
     } else {
       queue_.Retire(range, at, n, fence);
@@ -184,21 +183,31 @@ void BackingStore::UnmapCooled(const std::vector<SlotRun>& runs) {
     cooling_ -= run.count;
     run.range->lingering -= run.count;
     // A refusal is kept in mapping_error_; there is no caller to tell.
-    (void)UnmapRun(run.range.get(), run.first, run.count);
-    unmapped_ += run.count;
+    (void)UnmapRun(run.range.get(), run.first, run.count, UnmapReason::kFreed);
   }
 }
 
 absl::Status BackingStore::UnmapRun(ManagedRange* range, uint64_t first,
-                                    uint64_t count,
-                                    void (PagePool::*give)(PageHandle)) {
+                                    uint64_t count, UnmapReason reason) {
   const absl::Status status = driver_->Unmap(
       range->SlotAddress(first, page_size_), Bytes(count * page_size_.value()));
+  if (absl::IsResourceExhausted(status)) {
+    queue_.RetireForRetry(range, first, count);
+    cooling_ += count;
+    range->lingering += count;
+    return absl::OkStatus();
+  }
   if (!status.ok()) return Quarantine(range, first, count, status);
   for (uint64_t i = first; i < first + count; ++i) {
-    (pool_.*give)(range->slots[i].page);
+    // A commit that failed may be tried again at once: its pages stay.
+    if (reason == UnmapReason::kRolledBack) {
+      pool_.PutBack(range->slots[i].page);
+    } else {
+      pool_.Put(range->slots[i].page);
+    }
     range->slots[i] = PageSlot();
   }
+  if (reason == UnmapReason::kFreed) unmapped_ += count;
   return absl::OkStatus();
 }
 
@@ -223,18 +232,16 @@ void BackingStore::Clear(ManagedRange* range) {
   range->ForEachRun(0, range->slots.size(), IsLive,
                     [&](uint64_t first, uint64_t count) {
                       UncountLive(range->owner(), count);
-                      (void)UnmapRun(range, first, count);
+                      (void)UnmapRun(range, first, count, UnmapReason::kFreed);
                     });
+  // What is left was refused. That may have been passing, and of a run that was
+  // lost some slots may never have been mapped; the handle is given up anyway.
   for (uint64_t i = 0; i < range->slots.size(); ++i) {
     PageSlot& slot = range->slots[i];
-    if (slot.state != SlotState::kQuarantined) continue;
-    // The refusal may have been passing, and of a lost run some slots may never
-    // have been mapped. The handle is given up in any case.
+    if (IsUnbacked(slot)) continue;
     (void)driver_->Unmap(range->SlotAddress(i, page_size_), page_size_);
     pool_.Put(slot.page);
     slot = PageSlot();
-    --quarantined_slots_;
-    --range->lingering;
   }
 }
 

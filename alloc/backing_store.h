@@ -106,10 +106,12 @@ class BackingStore {
   // On failure nothing is mapped, and what is not quarantined is in the pool.
   absl::Status MapUnbacked(ManagedRange* range, uint64_t first, uint64_t count,
                            const std::vector<PageHandle>& pages);
-  // Unmaps a run of slots that no account counts any more, and hands each page
-  // to `give`; where the driver refuses, the slots are quarantined.
+  enum class UnmapReason { kFreed, kRolledBack };
+  // Unmaps a run of slots that no account counts any more. Where the driver is
+  // out of mappings for it (to unmap may split one), the slots cool until the
+  // next try, which is no error; where it refuses, they are quarantined.
   absl::Status UnmapRun(ManagedRange* range, uint64_t first, uint64_t count,
-                        void (PagePool::*give)(PageHandle) = &PagePool::Put);
+                        UnmapReason reason);
   // Unmaps runs that have left the retirement queue.
   void UnmapCooled(const std::vector<SlotRun>& runs);
   // Returns the error that says so.

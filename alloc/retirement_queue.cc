@@ -5,8 +5,7 @@
 
 namespace quire {
 
-void RetirementQueue::Retire(ManagedRange* range, uint64_t first,
-                             uint64_t count, const Fence& fence) {
+CoolingBatch& RetirementQueue::BatchOf(const Fence& fence) {
   // Slots that go one after another under one fence share a batch, so that
   // giving up many pieces costs one query.
   const auto [entry, is_new] = by_fence_.try_emplace(fence, batches_.end());
@@ -14,13 +13,24 @@ void RetirementQueue::Retire(ManagedRange* range, uint64_t first,
     entry->second = batches_.emplace(batches_.end());
     entry->second->fence = fence;
   }
-  CoolingBatch& batch = *entry->second;
+  return *entry->second;
+}
+
+void RetirementQueue::Retire(ManagedRange* range, uint64_t first,
+                             uint64_t count, const Fence& fence) {
+  CoolingBatch& batch = BatchOf(fence);
   batch.runs.push_back({range->shared_from_this(), first, count});
   batch.cooling += count;
   for (uint64_t i = first; i < first + count; ++i) {
     range->slots[i].state = SlotState::kCooling;
     range->slots[i].batch = &batch;
   }
+}
+
+void RetirementQueue::RetireForRetry(ManagedRange* range, uint64_t first,
+                                     uint64_t count) {
+  Retire(range, first, count, Fence());
+  BatchOf(Fence()).stuck = true;
 }
 
 void RetirementQueue::Revive(PageSlot* slot) {
@@ -39,7 +49,7 @@ std::vector<SlotRun> RetirementQueue::TakeCompleted(size_t at_most) {
   size_t left = std::min(at_most, batches_.size());
   for (auto batch = batches_.begin(); left > 0; --left) {
     const absl::StatusOr<bool> complete = batch->fence.IsComplete();
-    batch->unknown = !complete.ok();
+    batch->stuck = !complete.ok();
     if (complete.ok() && *complete) {
       batch = TakeOut(batch, &runs);
     } else {
@@ -65,7 +75,7 @@ std::vector<SlotRun> RetirementQueue::WaitAndTakeAll() {
 
 bool RetirementQueue::CanComplete() const {
   return std::any_of(batches_.begin(), batches_.end(),
-                     [](const CoolingBatch& batch) { return !batch.unknown; });
+                     [](const CoolingBatch& batch) { return !batch.stuck; });
 }
 
 uint64_t RetirementQueue::CalculateCooling() const {

@@ -36,9 +36,9 @@ struct CoolingBatch {
   Fence fence;
   std::vector<SlotRun> runs;  // as retired; some slots may have left since
   uint64_t cooling = 0;
-  // The driver could not tell whether the fence is complete. Asked again each
-  // time, but nobody waits for it.
-  bool unknown = false;
+  // The driver could not tell whether the fence is complete, or could not unmap
+  // what had cooled. Tried again each time, but nobody waits for it.
+  bool stuck = false;
 };
 
 class RetirementQueue {
@@ -47,6 +47,9 @@ class RetirementQueue {
   // `fence`.
   void Retire(ManagedRange* range, uint64_t first, uint64_t count,
               const Fence& fence);
+  // The same for slots that no fence holds back, but that could not be
+  // unmapped: they are taken out next time, and nobody waits for them.
+  void RetireForRetry(ManagedRange* range, uint64_t first, uint64_t count);
   // Makes a cooling slot live again.
   void Revive(PageSlot* slot);
   // Takes out the batches that have completed, looking at `at_most` of them,
@@ -64,6 +67,7 @@ class RetirementQueue {
 
  private:
   using Batches = std::list<CoolingBatch>;
+  CoolingBatch& BatchOf(const Fence& fence);
   // Appends the runs of `batch` that are left and erases it.
   Batches::iterator TakeOut(Batches::iterator batch,
                             std::vector<SlotRun>* runs);

@@ -1,0 +1,160 @@
+#include "quire/alloc/verdict.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/cord.h"
+
+namespace quire {
+namespace {
+
+using ::testing::HasSubstr;
+
+OutOfMemoryVerdict Example() {
+  OutOfMemoryVerdict verdict;
+  verdict.kind = ShortageKind::kCooling;
+  verdict.requested = MiB(512);
+  verdict.free = MiB(12);
+  verdict.largest_possible = MiB(20);
+  verdict.limit = GiB(8);
+  verdict.device_total = GiB(80);
+  verdict.cooling = Bytes(UINT64_MAX);
+  verdict.held_as_slack = MiB(8);
+  verdict.owners = {{"weights 7 \n\"x\"", GiB(6)}, {"", Bytes(1)}};
+  verdict.advice = "wait; 12 34";
+  return verdict;
+}
+
+TEST(OutOfMemoryVerdictTest, TravelsWithAStatusAndComesBackTheSame) {
+  const OutOfMemoryVerdict sent = Example();
+  const absl::Status status = sent.ToStatus();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  const auto received = OutOfMemoryVerdict::FromStatus(status);
+  ASSERT_TRUE(received.has_value());
+  EXPECT_EQ(received->kind, sent.kind);
+  EXPECT_EQ(received->requested, sent.requested);
+  EXPECT_EQ(received->free, sent.free);
+  EXPECT_EQ(received->largest_possible, sent.largest_possible);
+  EXPECT_EQ(received->limit, sent.limit);
+  EXPECT_EQ(received->device_total, sent.device_total);
+  EXPECT_EQ(received->cooling, sent.cooling);
+  EXPECT_EQ(received->held_as_slack, sent.held_as_slack);
+  EXPECT_EQ(received->owners, sent.owners);
+  EXPECT_EQ(received->advice, sent.advice);
+}
+
+TEST(OutOfMemoryVerdictTest, TheMessageSaysKindNumbersOwnersAndAdvice) {
+  const std::string text(Example().ToStatus().message());
+  for (const char* part : {"(cooling)", "512.00 MiB requested",
+                           "12.00 MiB free", "limit of 8.00 GiB",
+                           "device has 80.00 GiB", "6.00 GiB", "wait; 12 34"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+}
+
+TEST(OutOfMemoryVerdictTest, OtherErrorsCarryNone) {
+  EXPECT_EQ(OutOfMemoryVerdict::FromStatus(absl::OkStatus()), std::nullopt);
+  EXPECT_EQ(OutOfMemoryVerdict::FromStatus(absl::ResourceExhaustedError("x")),
+            std::nullopt);
+}
+
+TEST(OutOfMemoryVerdictTest, APayloadCutAnywhereIsNoVerdict) {
+  absl::Status status = Example().ToStatus();
+  std::string url;
+  std::string payload;
+  status.ForEachPayload([&](absl::string_view name, const absl::Cord& cord) {
+    url = std::string(name);
+    payload = std::string(cord);
+  });
+  for (size_t size = 0; size < payload.size(); ++size) {
+    status.SetPayload(url, absl::Cord(payload.substr(0, size)));
+    EXPECT_EQ(OutOfMemoryVerdict::FromStatus(status), std::nullopt) << size;
+  }
+  status.SetPayload(url, absl::Cord(payload + "x"));
+  EXPECT_EQ(OutOfMemoryVerdict::FromStatus(status), std::nullopt);
+}
+
+// 16 GiB device, limit of 8 GiB, all of it live, 8 GiB free on the device.
+ShortageFacts FullPool() {
+  ShortageFacts facts;
+  facts.requested = GiB(1);
+  facts.limit = GiB(8);
+  facts.in_use = GiB(8);
+  facts.device_free = GiB(8);
+  facts.device_total = GiB(16);
+  facts.owners = {{"kv", GiB(2)}, {"weights", GiB(6)}};
+  return facts;
+}
+
+TEST(DiagnoseShortageTest, NamesWhatTheNumbersSay) {
+  const auto kind = [](ShortageFacts facts) {
+    return DiagnoseShortage(std::move(facts)).kind;
+  };
+  EXPECT_EQ(kind(FullPool()), ShortageKind::kLimit);
+
+  ShortageFacts facts = FullPool();
+  facts.requested = GiB(17);
+  EXPECT_EQ(kind(facts), ShortageKind::kCapacity);
+  facts.requested = GiB(9);
+  EXPECT_EQ(kind(facts), ShortageKind::kLimit);
+
+  facts = FullPool();
+  facts.cooling = GiB(1);
+  EXPECT_EQ(kind(facts), ShortageKind::kCooling);
+  facts.cooling = Bytes(GiB(1).value() - 1);
+  EXPECT_EQ(kind(facts), ShortageKind::kLimit);
+
+  facts = FullPool();
+  facts.reclaimable = GiB(1);
+  EXPECT_EQ(kind(facts), ShortageKind::kFragmentation);
+
+  // The limit allows 4 GiB more, the device has half of one.
+  facts = FullPool();
+  facts.in_use = GiB(4);
+  facts.device_free = MiB(512);
+  EXPECT_EQ(kind(facts), ShortageKind::kOtherProcess);
+
+  // The pool has the whole device.
+  facts = FullPool();
+  facts.limit = GiB(16);
+  facts.in_use = GiB(16);
+  facts.device_free = Bytes(0);
+  EXPECT_EQ(kind(facts), ShortageKind::kCapacity);
+
+  // The driver refused although it reports enough.
+  facts = FullPool();
+  facts.in_use = GiB(2);
+  facts.cooling = GiB(1);
+  EXPECT_EQ(kind(facts), ShortageKind::kCapacity);
+}
+
+TEST(DiagnoseShortageTest, GivesNumbersAndSortsOwners) {
+  ShortageFacts facts = FullPool();
+  facts.in_use = GiB(7);
+  facts.cached = MiB(100);
+  facts.reclaimable = MiB(50);
+  facts.device_free = MiB(300);
+  const OutOfMemoryVerdict verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.free, MiB(400));
+  EXPECT_EQ(verdict.largest_possible, MiB(450));
+  EXPECT_EQ(verdict.owners[0].first, "weights");
+  EXPECT_FALSE(verdict.advice.empty());
+}
+
+TEST(DiagnoseShortageTest, NumbersThatContradictEachOtherStayAboveZero) {
+  ShortageFacts facts;
+  facts.requested = MiB(1);
+  facts.limit = MiB(1);
+  facts.in_use = Bytes(UINT64_MAX);
+  facts.cached = Bytes(0);
+  facts.device_free = Bytes(UINT64_MAX);
+  facts.device_total = MiB(2);
+  const OutOfMemoryVerdict verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.free, Bytes(0));
+  EXPECT_EQ(verdict.largest_possible, Bytes(0));
+}
+
+}  // namespace
+}  // namespace quire
