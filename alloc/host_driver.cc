@@ -1,6 +1,5 @@
-// Locking: `memory_mutex_` guards addresses, pages and pinned memory;
-// `stream_mutex_` guards the tables of streams and events. Neither is held
-// while work runs or is waited for, and never both at once.
+// Locking: `memory_mutex_` guards addresses, pages and pinned memory. It is not
+// held while work runs or is waited for.
 
 #include "quire/alloc/host_driver.h"
 
@@ -15,10 +14,11 @@
 
 #include "absl/strings/str_format.h"
 #include "alloc/driver_call_recorder.h"
+#include "alloc/driver_checks.h"
 #include "alloc/host_address_space.h"
 #include "alloc/host_kernel.h"
 #include "alloc/host_page_memory.h"
-#include "alloc/host_stream.h"
+#include "alloc/host_stream_table.h"
 #include "alloc/page_table.h"
 #include "quire/alloc/mutex.h"
 #include "quire/alloc/status_macros.h"
@@ -37,38 +37,6 @@ uint64_t UsableMappingLimit(uint64_t wanted) {
   const uint64_t allowed = SystemMappingLimit();
   if (allowed <= kMappingsForOthers) return std::min(wanted, allowed / 2);
   return std::min(wanted, (allowed - kMappingsForOthers) / 17 * 16);
-}
-
-absl::Status UnknownStream(StreamId stream) {
-  return absl::NotFoundError(absl::StrFormat(
-      "stream %d does not exist or was destroyed", stream.value()));
-}
-
-absl::Status UnknownEvent(EventId event) {
-  return absl::NotFoundError(absl::StrFormat(
-      "event %d does not exist or was destroyed", event.value()));
-}
-
-// A host function that waits for a stream may wait for itself.
-absl::Status CheckMayWait(const char* call) {
-  if (!HostStream::OnStreamThread()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrFormat("%s: called from a host function on a stream", call));
-}
-
-absl::Status CheckHostPointer(const char* call, const void* host, Bytes size) {
-  if (host != nullptr || size.zero()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s: the host address is null", call));
-}
-
-absl::Status WrongDevice(const char* call, DeviceAddress address,
-                         DeviceId memory_device, StreamId stream,
-                         DeviceId stream_device) {
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "%s: %#x is memory of device %d, stream %d is of device %d", call,
-      address.value(), memory_device.value(), stream.value(),
-      stream_device.value()));
 }
 
 class HostDriverImpl : public HostDriver {
@@ -127,11 +95,6 @@ class HostDriverImpl : public HostDriver {
   VirtualClock* clock() override { return &clock_; }
 
  private:
-  struct Event {
-    DeviceId device;
-    std::shared_ptr<StreamMark> mark;  // null: never recorded
-  };
-
   static std::vector<int> Files(
       const std::vector<std::unique_ptr<HostPageMemory>>& memory);
 
@@ -151,7 +114,6 @@ class HostDriverImpl : public HostDriver {
     return Finish(call, options_.costs.other, std::move(result));
   }
 
-  absl::Status CheckDevice(const char* call, DeviceId device) const;
   absl::StatusOr<DeviceInfo> DoGetDeviceInfo(DeviceId device) const;
   absl::StatusOr<DeviceMemoryInfo> DoGetMemoryInfo(DeviceId device) const;
   absl::StatusOr<PageHandle> DoCreatePage(DeviceId device, Bytes size);
@@ -159,17 +121,6 @@ class HostDriverImpl : public HostDriver {
   void DropMappings(std::span<const PageHandle> pages)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(memory_mutex_);
 
-  absl::StatusOr<std::shared_ptr<HostStream>> FindStream(StreamId stream);
-  absl::StatusOr<std::shared_ptr<StreamMark>> FindMark(EventId event);
-  absl::StatusOr<StreamId> DoCreateStream(DeviceId device);
-  absl::StatusOr<EventId> DoCreateEvent(DeviceId device);
-  absl::Status DoDestroyStream(StreamId stream);
-  absl::Status DoRecordEvent(EventId event, StreamId stream);
-  absl::Status DoWaitEvent(StreamId stream, EventId event);
-
-  // OK where `stream` may touch all of the range. The device of the memory.
-  absl::StatusOr<DeviceId> CheckAccess(const char* call, DeviceAddress address,
-                                       Bytes size);
   // Queues work that touches one range, of the stream's device. `work` is null
   // where there is nothing to do but to check.
   absl::Status QueueAccess(const char* call, DeviceAddress address, Bytes size,
@@ -180,7 +131,6 @@ class HostDriverImpl : public HostDriver {
   absl::Status DoFreePinned(void* memory);
 
   void AppendMemoryLeaks(std::vector<std::string>* leaks) const;
-  void AppendStreamLeaks(std::vector<std::string>* leaks) const;
 
   const HostDriverOptions options_;
   VirtualClock clock_;
@@ -193,21 +143,12 @@ class HostDriverImpl : public HostDriver {
   PageTable pages_ ABSL_GUARDED_BY(memory_mutex_);
   std::map<void*, uint64_t> pinned_ ABSL_GUARDED_BY(memory_mutex_);
 
-  mutable Mutex stream_mutex_;
-  uint64_t last_id_ ABSL_GUARDED_BY(stream_mutex_) = 0;
-  std::map<StreamId, std::shared_ptr<HostStream>> streams_
-      ABSL_GUARDED_BY(stream_mutex_);
-  std::map<EventId, Event> events_ ABSL_GUARDED_BY(stream_mutex_);
+  // Destroyed first: work that is queued uses the memory above.
+  HostStreamTable streams_;
 };
 
 HostDriverImpl::~HostDriverImpl() {
-  std::map<StreamId, std::shared_ptr<HostStream>> streams;
-  {
-    MutexLock lock(&stream_mutex_);
-    streams.swap(streams_);
-  }
-  // Waits for what is queued, while the memory that it uses is still there.
-  streams.clear();
+  streams_.Synchronize();
   MutexLock lock(&memory_mutex_);
   for (const auto& [memory, size] : pinned_) munmap(memory, size);
 }
@@ -219,23 +160,13 @@ std::vector<int> HostDriverImpl::Files(
   return files;
 }
 
-absl::Status HostDriverImpl::CheckDevice(const char* call,
-                                         DeviceId device) const {
-  if (device.value() >= 0 && device.value() < options_.device_count) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s: no device %d; there are %d", call, device.value(),
-                      options_.device_count));
-}
-
 absl::StatusOr<DeviceInfo> HostDriverImpl::GetDeviceInfo(DeviceId device) {
   return Finish(DriverCall::kGetDeviceInfo, DoGetDeviceInfo(device));
 }
 
 absl::StatusOr<DeviceInfo> HostDriverImpl::DoGetDeviceInfo(
     DeviceId device) const {
-  QUIRE_RETURN_IF_ERROR(CheckDevice("GetDeviceInfo", device));
+  QUIRE_RETURN_IF_ERROR(CheckDevice("GetDeviceInfo", device, device_count()));
   return DeviceInfo{absl::StrFormat("software device %d", device.value()),
                     options_.memory_per_device, options_.granularity,
                     options_.granularity};
@@ -248,7 +179,7 @@ absl::StatusOr<DeviceMemoryInfo> HostDriverImpl::GetMemoryInfo(
 
 absl::StatusOr<DeviceMemoryInfo> HostDriverImpl::DoGetMemoryInfo(
     DeviceId device) const {
-  QUIRE_RETURN_IF_ERROR(CheckDevice("GetMemoryInfo", device));
+  QUIRE_RETURN_IF_ERROR(CheckDevice("GetMemoryInfo", device, device_count()));
   MutexLock lock(&memory_mutex_);
   const HostPageMemory& memory = *memory_[device.value()];
   return DeviceMemoryInfo{Bytes(memory.capacity() - memory.used()),
@@ -290,12 +221,8 @@ absl::StatusOr<PageHandle> HostDriverImpl::CreatePage(DeviceId device,
 
 absl::StatusOr<PageHandle> HostDriverImpl::DoCreatePage(DeviceId device,
                                                         Bytes size) {
-  QUIRE_RETURN_IF_ERROR(CheckDevice("CreatePage", device));
-  if (size.zero() || size.value() % options_.granularity.value() != 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "CreatePage: size %d is not a positive multiple of the granularity %d",
-        size.value(), options_.granularity.value()));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckDevice("CreatePage", device, device_count()));
+  QUIRE_RETURN_IF_ERROR(CheckPageSize(size, options_.granularity.value()));
   MutexLock lock(&memory_mutex_);
   QUIRE_ASSIGN_OR_RETURN(const uint64_t offset,
                          memory_[device.value()]->Allocate(size.value()));
@@ -361,158 +288,64 @@ absl::Status HostDriverImpl::Unmap(DeviceAddress address, Bytes size) {
 // ---- Streams and events -----------------------------------------------------
 
 absl::StatusOr<StreamId> HostDriverImpl::CreateStream(DeviceId device) {
-  return Finish(DriverCall::kCreateStream, DoCreateStream(device));
-}
-
-absl::StatusOr<StreamId> HostDriverImpl::DoCreateStream(DeviceId device) {
-  QUIRE_RETURN_IF_ERROR(CheckDevice("CreateStream", device));
-  MutexLock lock(&stream_mutex_);
-  const StreamId stream(++last_id_);
-  streams_[stream] = std::make_shared<HostStream>(device);
-  return stream;
-}
-
-absl::StatusOr<std::shared_ptr<HostStream>> HostDriverImpl::FindStream(
-    StreamId stream) {
-  MutexLock lock(&stream_mutex_);
-  const auto found = streams_.find(stream);
-  if (found == streams_.end()) return UnknownStream(stream);
-  return found->second;
+  absl::Status status = CheckDevice("CreateStream", device, device_count());
+  return Finish(DriverCall::kCreateStream,
+                status.ok()
+                    ? absl::StatusOr<StreamId>(streams_.CreateStream(device))
+                    : std::move(status));
 }
 
 absl::Status HostDriverImpl::DestroyStream(StreamId stream) {
-  return Finish(DriverCall::kDestroyStream, DoDestroyStream(stream));
-}
-
-absl::Status HostDriverImpl::DoDestroyStream(StreamId stream) {
-  QUIRE_RETURN_IF_ERROR(CheckMayWait("DestroyStream"));
-  std::shared_ptr<HostStream> destroyed;
-  {
-    MutexLock lock(&stream_mutex_);
-    const auto found = streams_.find(stream);
-    if (found == streams_.end()) return UnknownStream(stream);
-    destroyed = std::move(found->second);
-    streams_.erase(found);
-  }
-  destroyed->Synchronize();
-  return absl::OkStatus();
+  return Finish(DriverCall::kDestroyStream, streams_.DestroyStream(stream));
 }
 
 absl::Status HostDriverImpl::SynchronizeStream(StreamId stream) {
-  absl::Status status = CheckMayWait("SynchronizeStream");
-  if (status.ok()) {
-    const auto found = FindStream(stream);
-    if (found.ok()) (*found)->Synchronize();
-    status = found.status();
-  }
-  return Finish(DriverCall::kSynchronizeStream, std::move(status));
+  return Finish(DriverCall::kSynchronizeStream,
+                streams_.SynchronizeStream(stream));
 }
 
 absl::StatusOr<EventId> HostDriverImpl::CreateEvent(DeviceId device) {
-  return Finish(DriverCall::kCreateEvent, DoCreateEvent(device));
-}
-
-absl::StatusOr<EventId> HostDriverImpl::DoCreateEvent(DeviceId device) {
-  QUIRE_RETURN_IF_ERROR(CheckDevice("CreateEvent", device));
-  MutexLock lock(&stream_mutex_);
-  const EventId event(++last_id_);
-  events_[event] = {device, nullptr};
-  return event;
+  absl::Status status = CheckDevice("CreateEvent", device, device_count());
+  return Finish(DriverCall::kCreateEvent,
+                status.ok()
+                    ? absl::StatusOr<EventId>(streams_.CreateEvent(device))
+                    : std::move(status));
 }
 
 absl::Status HostDriverImpl::DestroyEvent(EventId event) {
-  absl::Status status;
-  {
-    MutexLock lock(&stream_mutex_);
-    if (events_.erase(event) == 0) status = UnknownEvent(event);
-  }
-  return Finish(DriverCall::kDestroyEvent, std::move(status));
+  return Finish(DriverCall::kDestroyEvent, streams_.DestroyEvent(event));
 }
 
 absl::Status HostDriverImpl::RecordEvent(EventId event, StreamId stream) {
-  return Finish(DriverCall::kRecordEvent, DoRecordEvent(event, stream));
-}
-
-absl::Status HostDriverImpl::DoRecordEvent(EventId event, StreamId stream) {
-  MutexLock lock(&stream_mutex_);
-  const auto found = events_.find(event);
-  if (found == events_.end()) return UnknownEvent(event);
-  const auto target = streams_.find(stream);
-  if (target == streams_.end()) return UnknownStream(stream);
-  if (found->second.device != target->second->device()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "RecordEvent: event %d is of device %d, stream %d of device %d",
-        event.value(), found->second.device.value(), stream.value(),
-        target->second->device().value()));
-  }
-  auto mark = std::make_shared<StreamMark>();
-  QUIRE_RETURN_IF_ERROR(target->second->Enqueue([mark] { mark->Reach(); }));
-  found->second.mark = std::move(mark);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::shared_ptr<StreamMark>> HostDriverImpl::FindMark(
-    EventId event) {
-  MutexLock lock(&stream_mutex_);
-  const auto found = events_.find(event);
-  if (found == events_.end()) return UnknownEvent(event);
-  return found->second.mark;
+  return Finish(DriverCall::kRecordEvent, streams_.RecordEvent(event, stream));
 }
 
 absl::StatusOr<bool> HostDriverImpl::QueryEvent(EventId event) {
-  const auto mark = FindMark(event);
-  return Finish(
-      DriverCall::kQueryEvent,
-      mark.ok() ? absl::StatusOr<bool>(*mark == nullptr || (*mark)->reached())
-                : mark.status());
+  return Finish(DriverCall::kQueryEvent, streams_.QueryEvent(event));
 }
 
 absl::Status HostDriverImpl::SynchronizeEvent(EventId event) {
-  absl::Status status = CheckMayWait("SynchronizeEvent");
-  if (status.ok()) {
-    const auto mark = FindMark(event);
-    if (mark.ok() && *mark != nullptr) (*mark)->Wait();
-    status = mark.status();
-  }
-  return Finish(DriverCall::kSynchronizeEvent, std::move(status));
+  return Finish(DriverCall::kSynchronizeEvent,
+                streams_.SynchronizeEvent(event));
 }
 
 absl::Status HostDriverImpl::WaitEvent(StreamId stream, EventId event) {
-  return Finish(DriverCall::kWaitEvent, DoWaitEvent(stream, event));
-}
-
-absl::Status HostDriverImpl::DoWaitEvent(StreamId stream, EventId event) {
-  QUIRE_ASSIGN_OR_RETURN(const std::shared_ptr<HostStream> target,
-                         FindStream(stream));
-  QUIRE_ASSIGN_OR_RETURN(const std::shared_ptr<StreamMark> mark,
-                         FindMark(event));
-  if (mark == nullptr || mark->reached()) return absl::OkStatus();
-  return target->Enqueue([mark] { mark->Wait(); });
+  return Finish(DriverCall::kWaitEvent, streams_.WaitEvent(stream, event));
 }
 
 // ---- Work -------------------------------------------------------------------
-
-absl::StatusOr<DeviceId> HostDriverImpl::CheckAccess(const char* call,
-                                                     DeviceAddress address,
-                                                     Bytes size) {
-  MutexLock lock(&memory_mutex_);
-  auto device = space_.table().CheckAccess(address.value(), size.value());
-  if (device.ok()) return device;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s: %s", call, std::string(device.status().message())));
-}
 
 absl::Status HostDriverImpl::QueueAccess(const char* call,
                                          DeviceAddress address, Bytes size,
                                          StreamId stream,
                                          std::function<void()> work) {
   QUIRE_ASSIGN_OR_RETURN(const std::shared_ptr<HostStream> target,
-                         FindStream(stream));
+                         streams_.FindStream(stream));
   if (size.zero()) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const DeviceId device,
-                         CheckAccess(call, address, size));
-  if (device != target->device()) {
-    return WrongDevice(call, address, device, stream, target->device());
+  {
+    MutexLock lock(&memory_mutex_);
+    QUIRE_RETURN_IF_ERROR(CheckStreamAccess(call, space_.table(), address, size,
+                                            {stream, target->device()}));
   }
   return work ? target->Enqueue(std::move(work)) : absl::OkStatus();
 }
@@ -565,22 +398,12 @@ absl::Status HostDriverImpl::DoCopyOnDevice(DeviceAddress to,
                                             DeviceAddress from, Bytes size,
                                             StreamId stream) {
   QUIRE_ASSIGN_OR_RETURN(const std::shared_ptr<HostStream> target,
-                         FindStream(stream));
+                         streams_.FindStream(stream));
   if (size.zero()) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const DeviceId to_device,
-                         CheckAccess("CopyOnDevice", to, size));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceId from_device,
-                         CheckAccess("CopyOnDevice", from, size));
-  if (to_device != target->device() && from_device != target->device()) {
-    return WrongDevice("CopyOnDevice", to, to_device, stream, target->device());
-  }
-  const uint64_t distance =
-      std::max(to.value(), from.value()) - std::min(to.value(), from.value());
-  if (distance < size.value()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("CopyOnDevice: %s and %s overlap",
-                        FormatRange(to.value(), size.value()),
-                        FormatRange(from.value(), size.value())));
+  {
+    MutexLock lock(&memory_mutex_);
+    QUIRE_RETURN_IF_ERROR(CheckDeviceCopy(space_.table(), to, from, size,
+                                          {stream, target->device()}));
   }
   if (!backed()) return absl::OkStatus();
   return target->Enqueue([=] {
@@ -595,7 +418,7 @@ absl::Status HostDriverImpl::LaunchHostFunction(
   if (function == nullptr) {
     status = absl::InvalidArgumentError("LaunchHostFunction: no function");
   } else {
-    const auto target = FindStream(stream);
+    const auto target = streams_.FindStream(stream);
     status =
         target.ok() ? (*target)->Enqueue(std::move(function)) : target.status();
   }
@@ -609,10 +432,11 @@ absl::StatusOr<void*> HostDriverImpl::AllocatePinned(Bytes size) {
 }
 
 absl::StatusOr<void*> HostDriverImpl::DoAllocatePinned(Bytes size) {
+  QUIRE_RETURN_IF_ERROR(CheckPinnedSize(size));
   const auto rounded = CheckedAlignUp(size.value(), kKernelPage);
-  if (size.zero() || !rounded) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "AllocatePinned: %d bytes cannot be allocated", size.value()));
+  if (!rounded) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "AllocatePinned: out of host memory: asked for %s", FormatBytes(size)));
   }
   // Anonymous, so that it counts as what it is: host memory of the process.
   void* const memory = mmap(nullptr, *rounded, PROT_READ | PROT_WRITE,
@@ -648,7 +472,7 @@ absl::Status HostDriverImpl::DoFreePinned(void* memory) {
 std::vector<std::string> HostDriverImpl::Leaks() const {
   std::vector<std::string> leaks;
   AppendMemoryLeaks(&leaks);
-  AppendStreamLeaks(&leaks);
+  streams_.AppendLeaks(&leaks);
   return leaks;
 }
 
@@ -682,18 +506,6 @@ void HostDriverImpl::AppendMemoryLeaks(std::vector<std::string>* leaks) const {
   for (const auto& [memory, size] : pinned_) {
     leaks->push_back(absl::StrFormat("pinned host memory of %s at %p",
                                      FormatBytes(Bytes(size)), memory));
-  }
-}
-
-void HostDriverImpl::AppendStreamLeaks(std::vector<std::string>* leaks) const {
-  MutexLock lock(&stream_mutex_);
-  for (const auto& [stream, unused] : streams_) {
-    leaks->push_back(
-        absl::StrFormat("stream %d is not destroyed", stream.value()));
-  }
-  for (const auto& [event, unused] : events_) {
-    leaks->push_back(
-        absl::StrFormat("event %d is not destroyed", event.value()));
   }
 }
 
