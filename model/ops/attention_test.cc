@@ -1,0 +1,210 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "model/ops/float_bits.h"
+#include "model/ops/ops_test_util.h"
+#include "quire/model/ops.h"
+
+namespace quire {
+namespace {
+
+struct Shape {
+  size_t heads, kv_heads, head_dim;
+};
+
+// One sequence: rows of [K | V] with a gap after each, as another layer's
+// part of the row would be.
+struct Sequence {
+  Sequence(const Shape& s, KvDType type, size_t rows, std::mt19937* random)
+      : shape(s), dtype(type), length(rows) {
+    const size_t width = shape.kv_heads * shape.head_dim;
+    const size_t half = width * KvElementSize(dtype).value();
+    stride = 3 * half;
+    // The last row ends with its V.
+    std::vector<uint8_t> bytes(rows * stride - half);
+    for (size_t r = 0; r < rows; ++r) {
+      for (std::vector<float>* part : {&keys, &values}) {
+        const std::vector<float> exact = RandomNormal(width, random);
+        uint8_t* const at =
+            bytes.data() + r * stride + (part == &values ? half : 0);
+        StoreKvRow(exact.data(), width, dtype, at);
+        for (size_t i = 0; i < width; ++i) part->push_back(ReadBack(at, i));
+      }
+    }
+    memory = std::make_unique<GuardedBuffer<uint8_t>>(bytes);
+    query = RandomNormal(shape.heads * shape.head_dim, random);
+    output.resize(query.size());
+    value_offset = half;
+  }
+
+  float ReadBack(const uint8_t* row, size_t i) const {
+    if (dtype == KvDType::kF32) {
+      float v;
+      std::memcpy(&v, row + 4 * i, 4);
+      return v;
+    }
+    uint16_t bits;
+    std::memcpy(&bits, row + 2 * i, 2);
+    return dtype == KvDType::kF16 ? F16ToF32(bits) : BF16ToF32(bits);
+  }
+
+  AttentionQuery Query() {
+    std::fill(output.begin(), output.end(), 1e9f);
+    return {query.data(), memory->data(), memory->data() + value_offset,
+            stride,       length,         output.data()};
+  }
+
+  // softmax(scale * q K^T) V in double precision.
+  std::vector<double> Reference(double scale) const {
+    const size_t d = shape.head_dim;
+    const size_t width = shape.kv_heads * d;
+    std::vector<double> result(shape.heads * d, 0.0);
+    for (size_t h = 0; h < shape.heads; ++h) {
+      const size_t kv = h / (shape.heads / shape.kv_heads);
+      std::vector<double> score(length, 0.0);
+      for (size_t r = 0; r < length; ++r) {
+        for (size_t i = 0; i < d; ++i) {
+          score[r] += static_cast<double>(query[h * d + i]) *
+                      static_cast<double>(keys[r * width + kv * d + i]);
+        }
+        score[r] *= scale;
+      }
+      const double largest = *std::max_element(score.begin(), score.end());
+      double sum = 0;
+      for (double& s : score) sum += s = std::exp(s - largest);
+      for (size_t r = 0; r < length; ++r) {
+        for (size_t i = 0; i < d; ++i) {
+          result[h * d + i] +=
+              score[r] / sum *
+              static_cast<double>(values[r * width + kv * d + i]);
+        }
+      }
+    }
+    return result;
+  }
+
+  Shape shape;
+  KvDType dtype;
+  size_t length;
+  size_t stride = 0;
+  size_t value_offset = 0;
+  std::vector<float> keys, values, query, output;
+  std::unique_ptr<GuardedBuffer<uint8_t>> memory;
+};
+
+TEST(AttentionTest, MatchesTheDefinition) {
+  std::mt19937 random(1);
+  for (const KvDType dtype : {KvDType::kF32, KvDType::kF16, KvDType::kBF16}) {
+    for (const Shape& shape :
+         {Shape{1, 1, 1}, Shape{3, 1, 64}, Shape{4, 4, 16}, Shape{9, 3, 64},
+          Shape{4, 2, 20}, Shape{2, 1, 80}, Shape{8, 2, 128}}) {
+      for (const size_t length : {1, 2, 63, 64, 65, 200, 1024, 1025, 2500}) {
+        if (length > 200 && shape.head_dim > 64) continue;
+        Sequence sequence(shape, dtype, length, &random);
+        SCOPED_TRACE(std::string(KvDTypeName(dtype)) + " heads " +
+                     std::to_string(shape.heads) + " head_dim " +
+                     std::to_string(shape.head_dim) + " rows " +
+                     std::to_string(length));
+        const float scale =
+            1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+        const std::vector<double> want =
+            sequence.Reference(static_cast<double>(scale));
+        ForEachTarget([&] {
+          for (const int threads : {1, 2}) {
+            ThreadPool pool(threads);
+            const AttentionQuery query = sequence.Query();
+            Attention({&query, 1}, dtype, shape.heads, shape.kv_heads,
+                      shape.head_dim, scale, &pool);
+            for (size_t i = 0; i < want.size(); ++i)
+              ASSERT_NEAR(sequence.output[i], want[i], 3e-6) << i;
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(AttentionTest, TheBatchAndTheThreadsChangeNoBit) {
+  std::mt19937 random(2);
+  const Shape shape = {6, 2, 40};
+  std::vector<Sequence> sequences;
+  sequences.reserve(32);
+  for (size_t i = 0; i < 32; ++i) {
+    const size_t length = i == 3 ? 3000 : 1 + 67 * i;
+    sequences.emplace_back(shape, KvDType::kF16, length, &random);
+  }
+  ForEachTarget([&] {
+    ThreadPool single(1);
+    std::vector<std::vector<float>> alone;
+    for (Sequence& sequence : sequences) {
+      const AttentionQuery query = sequence.Query();
+      Attention({&query, 1}, KvDType::kF16, shape.heads, shape.kv_heads,
+                shape.head_dim, 0.2f, &single);
+      alone.push_back(sequence.output);
+    }
+    for (const int threads : {1, 2, 3}) {
+      ThreadPool pool(threads);
+      for (const size_t count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 32}) {
+        std::vector<AttentionQuery> queries;
+        for (size_t i = 0; i < count; ++i)
+          queries.push_back(sequences[i].Query());
+        Attention(queries, KvDType::kF16, shape.heads, shape.kv_heads,
+                  shape.head_dim, 0.2f, &pool);
+        for (size_t i = 0; i < count; ++i)
+          ASSERT_EQ(sequences[i].output, alone[i]) << i << " of " << count;
+      }
+    }
+  });
+}
+
+TEST(AttentionTest, LargeScoresNeitherOverflowNorVanish) {
+  std::mt19937 random(3);
+  const Shape shape = {2, 1, 32};
+  Sequence sequence(shape, KvDType::kF32, 1500, &random);
+  ForEachTarget([&] {
+    for (const float scale : {50.0f, 1000.0f, 0.0f}) {
+      const std::vector<double> want =
+          sequence.Reference(static_cast<double>(scale));
+      ThreadPool pool(2);
+      const AttentionQuery query = sequence.Query();
+      Attention({&query, 1}, KvDType::kF32, 2, 1, 32, scale, &pool);
+      // A score of some thousands has an error of 1e-3 as float32.
+      const double bound = scale > 100 ? 2e-2 : 2e-3;
+      for (size_t i = 0; i < want.size(); ++i)
+        ASSERT_NEAR(sequence.output[i], want[i], bound) << i;
+    }
+  });
+}
+
+TEST(AttentionTest, NaNInARowShows) {
+  std::mt19937 random(4);
+  const Shape shape = {2, 1, 32};
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const size_t row : {0, 5, 70, 1100}) {
+    for (const bool in_key : {false, true}) {
+      Sequence sequence(shape, KvDType::kF32, 1200, &random);
+      std::memcpy(sequence.memory->data() + row * sequence.stride +
+                      (in_key ? 0 : sequence.value_offset),
+                  &nan, sizeof(nan));
+      ForEachTarget([&] {
+        for (const int threads : {1, 2}) {
+          ThreadPool pool(threads);
+          const AttentionQuery query = sequence.Query();
+          Attention({&query, 1}, KvDType::kF32, 2, 1, 32, 0.2f, &pool);
+          EXPECT_TRUE(std::isnan(sequence.output[0])) << row << in_key;
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,230 @@
+// Dense linear layers: MatMul(DenseMatrix) and DequantizeRow.
+//
+// Form of an output element, whatever the number of tokens: the weights of its
+// row as float32, one vector accumulator, one fused multiply-add per vector of
+// consecutive inputs in ascending order, and one sum over the lanes. Blocks of
+// rows and tokens only decide which elements are worked on side by side.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "quire/loader/dtype.h"
+#include "quire/model/ops.h"
+#include "quire/model/thread_pool.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "model/ops/dense_matmul.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+// After foreach_target.h:
+#include <hwy/highway.h>
+
+#include "model/ops/dense_blocks-inl.h"
+#include "model/ops/simd_float-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quire::HWY_NAMESPACE {
+namespace {
+
+// Accumulators that fit in the registers beside what they are made from.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+constexpr int kRowsForOneToken = 8;
+constexpr int kRowsForTokens = 4;
+constexpr int kTokens = 4;
+#else
+constexpr int kRowsForOneToken = 8;
+constexpr int kRowsForTokens = 2;
+constexpr int kTokens = 4;
+#endif
+
+struct Input {
+  const float* values;
+  size_t stride;  // elements from token to token
+};
+
+// Rows of a weight; `columns` need not be a multiple of the block for the plain
+// dtypes.
+struct Rows {
+  const uint8_t* data;
+  size_t row_bytes;
+  size_t columns;
+};
+
+// output[t * output_stride + r] for kR rows and kT tokens.
+// REQUIRES: input is padded with zeros to a multiple of the block.
+template <class Decoder, int kR, int kT>
+HWY_NOINLINE void DotRows(const Rows& rows, const Input& input, float* output,
+                          size_t output_stride) {
+  const DF d;
+  VF sums[kR][kT];
+  for (auto& row : sums)
+    for (VF& sum : row) sum = hn::Zero(d);
+  const auto add_block = [&](size_t block, int r,
+                             const uint8_t* data) HWY_ATTR {
+    const float* const x = input.values + block * Decoder::kElements;
+    Decoder::Decode(data, [&](size_t i, VF weights) HWY_ATTR {
+      for (int t = 0; t < kT; ++t) {
+        sums[r][t] = hn::MulAdd(weights, hn::LoadU(d, x + t * input.stride + i),
+                                sums[r][t]);
+      }
+    });
+  };
+
+  const size_t blocks = rows.columns / Decoder::kElements;
+  for (size_t block = 0; block < blocks; ++block) {
+    const uint8_t* const data = rows.data + block * Decoder::kBytes;
+    for (int r = 0; r < kR; ++r) add_block(block, r, data + r * rows.row_bytes);
+  }
+  const size_t rest = rows.row_bytes - blocks * Decoder::kBytes;
+  if (rest > 0) {
+    for (int r = 0; r < kR; ++r) {
+      // Beyond the row there may be nothing to read.
+      alignas(4) uint8_t padded[Decoder::kBytes] = {};
+      std::memcpy(padded,
+                  rows.data + r * rows.row_bytes + blocks * Decoder::kBytes,
+                  rest);
+      add_block(blocks, r, padded);
+    }
+  }
+  for (int r = 0; r < kR; ++r)
+    for (int t = 0; t < kT; ++t)
+      output[t * output_stride + r] = SumLanes(d, sums[r][t]);
+}
+
+// `kR` rows at a time, then one.
+template <class Decoder, int kR, int kT>
+HWY_INLINE void DotAllRows(Rows rows, size_t count, const Input& input,
+                           float* output, size_t output_stride) {
+  size_t r = 0;
+  for (; r + kR <= count; r += kR) {
+    DotRows<Decoder, kR, kT>(rows, input, output + r, output_stride);
+    rows.data += kR * rows.row_bytes;
+  }
+  for (; r < count; ++r) {
+    DotRows<Decoder, 1, kT>(rows, input, output + r, output_stride);
+    rows.data += rows.row_bytes;
+  }
+}
+
+template <class Decoder>
+void MatMulRows(const DenseMatrix& weight, Input input, size_t tokens,
+                size_t begin, size_t end, float* output) {
+  Rows rows;
+  rows.columns = weight.in_features;
+  rows.row_bytes = BytesOf(weight.dtype, weight.in_features)->value();
+  rows.data = static_cast<const uint8_t*>(weight.data) + begin * rows.row_bytes;
+  const size_t count = end - begin;
+  output += begin;
+  size_t t = 0;
+  for (; t + kTokens <= tokens; t += kTokens) {
+    DotAllRows<Decoder, kRowsForTokens, kTokens>(rows, count, input, output,
+                                                 weight.out_features);
+    input.values += kTokens * input.stride;
+    output += kTokens * weight.out_features;
+  }
+  for (; t < tokens; ++t) {
+    DotAllRows<Decoder, kRowsForOneToken, 1>(rows, count, input, output,
+                                             weight.out_features);
+    input.values += input.stride;
+    output += weight.out_features;
+  }
+}
+
+void MatMulDense(const DenseMatrix& weight, Input input, size_t tokens,
+                 float* output, ThreadPool* pool) {
+  // Enough ranges to even out the threads' speeds; whole row blocks.
+  const size_t per_thread = weight.out_features / (8 * pool->threads()) + 1;
+  const size_t grain = std::clamp<size_t>(per_thread / 8 * 8, 8, 64);
+  pool->ParallelFor(
+      weight.out_features, grain, [&](size_t begin, size_t end) HWY_ATTR {
+        WithDecoder(weight.dtype, [&]<class Decoder>() HWY_ATTR {
+          MatMulRows<Decoder>(weight, input, tokens, begin, end, output);
+        });
+      });
+}
+
+template <class Decoder>
+void DequantizeElements(const uint8_t* row, size_t columns, float* output) {
+  const DF d;
+  size_t i = 0;
+  for (; i + Decoder::kElements <= columns; i += Decoder::kElements) {
+    Decoder::Decode(row, [&](size_t j, VF weights) HWY_ATTR {
+      hn::StoreU(weights, d, output + i + j);
+    });
+    row += Decoder::kBytes;
+  }
+  if (i == columns) return;
+  alignas(4) uint8_t padded[Decoder::kBytes] = {};
+  HWY_ALIGN float decoded[Decoder::kElements];
+  // Only the plain dtypes come here: their elements are all of one size.
+  std::memcpy(padded, row,
+              (columns - i) * (Decoder::kBytes / Decoder::kElements));
+  Decoder::Decode(padded, [&](size_t j, VF weights)
+                              HWY_ATTR { hn::Store(weights, d, decoded + j); });
+  std::memcpy(output + i, decoded, (columns - i) * sizeof(float));
+}
+
+void Dequantize(const uint8_t* row, DType dtype, size_t columns,
+                float* output) {
+  WithDecoder(dtype, [&]<class Decoder>() HWY_ATTR {
+    DequantizeElements<Decoder>(row, columns, output);
+  });
+}
+
+}  // namespace
+
+void MatMulDenseEntry(const DenseMatrix& weight, const float* input,
+                      size_t stride, size_t tokens, float* output,
+                      ThreadPool* pool) {
+  MatMulDense(weight, {input, stride}, tokens, output, pool);
+}
+
+void DequantizeEntry(const uint8_t* row, DType dtype, size_t columns,
+                     float* output) {
+  Dequantize(row, dtype, columns, output);
+}
+
+}  // namespace quire::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quire {
+namespace {
+
+HWY_EXPORT(MatMulDenseEntry);
+HWY_EXPORT(DequantizeEntry);
+
+// What inputs are padded to where a row ends inside a block.
+constexpr size_t kBlock = 32;
+
+}  // namespace
+
+void MatMul(const DenseMatrix& weight, const float* input, size_t tokens,
+            float* output, ThreadPool* pool) {
+  const size_t columns = weight.in_features;
+  if (columns % kBlock == 0) {
+    HWY_DYNAMIC_DISPATCH(MatMulDenseEntry)
+    (weight, input, columns, tokens, output, pool);
+    return;
+  }
+  const size_t stride = (columns / kBlock + 1) * kBlock;
+  std::vector<float> padded(stride * tokens);
+  for (size_t t = 0; t < tokens; ++t) {
+    std::copy_n(input + t * columns, columns,
+                padded.begin() + static_cast<ptrdiff_t>(t * stride));
+  }
+  HWY_DYNAMIC_DISPATCH(MatMulDenseEntry)
+  (weight, padded.data(), stride, tokens, output, pool);
+}
+
+void DequantizeRow(const DenseMatrix& matrix, size_t row, float* output) {
+  const size_t row_bytes = BytesOf(matrix.dtype, matrix.in_features)->value();
+  HWY_DYNAMIC_DISPATCH(DequantizeEntry)
+  (static_cast<const uint8_t*>(matrix.data) + row * row_bytes, matrix.dtype,
+   matrix.in_features, output);
+}
+
+}  // namespace quire
+#endif  // HWY_ONCE
