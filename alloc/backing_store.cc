@@ -247,6 +247,16 @@ void BackingStore::Clear(ManagedRange* range) {
 
 // ---- Accounts ---------------------------------------------------------------
 
+void BackingStore::SetOwner(ManagedRange* range, OwnerId owner) {
+  const auto live = static_cast<uint64_t>(
+      std::count_if(range->slots.begin(), range->slots.end(), IsLive));
+  if (live > 0) {
+    UncountLive(range->owner(), live);
+    CountLive(owner, live);
+  }
+  range->set_owner(owner);
+}
+
 void BackingStore::CountLive(OwnerId owner, uint64_t pages) {
   if (owner.value() >= live_by_owner_.size()) {
     live_by_owner_.resize(size_t{owner.value()} + 1, 0);

@@ -80,6 +80,9 @@ absl::StatusOr<AddressRange*> DeviceMemory::ReserveRange(PageCount pages,
 void DeviceMemory::ReleaseRange(AddressRange* range, const Fence& fence) {
   impl_->ReleaseRange(range, fence);
 }
+void DeviceMemory::SetOwner(AddressRange* range, OwnerId owner) {
+  impl_->SetOwner(range, owner);
+}
 AddressRange* DeviceMemory::Find(DeviceAddress address) const {
   return impl_->Find(address);
 }
@@ -88,7 +91,11 @@ bool DeviceMemory::Contains(DeviceAddress address) const {
 }
 absl::Status DeviceMemory::Commit(AddressRange* range, PageCount first,
                                   PageCount count) {
-  return impl_->Commit(range, first, count);
+  return impl_->Commit(range, first, count, /*wait=*/true);
+}
+absl::Status DeviceMemory::TryCommit(AddressRange* range, PageCount first,
+                                     PageCount count) {
+  return impl_->Commit(range, first, count, /*wait=*/false);
 }
 absl::Status DeviceMemory::Decommit(AddressRange* range, PageCount first,
                                     PageCount count, const Fence& fence) {
@@ -107,6 +114,9 @@ void DeviceMemory::AddReclaimer(PageReclaimer* reclaimer) {
 }
 void DeviceMemory::RemoveReclaimer(PageReclaimer* reclaimer) {
   impl_->reclaimers().Remove(reclaimer);
+}
+PageCount DeviceMemory::Reclaimable() const {
+  return impl_->reclaimers().Reclaimable();
 }
 DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
   return impl_->GetStatistics();

@@ -13,9 +13,6 @@
 namespace quire {
 namespace {
 
-// Accounts of owners are a vector, so ids must stay small; OwnerRegistry's are.
-constexpr uint32_t kMaxOwners = 65536;
-
 // Batches of cooling slots that every decommit looks at, so that they do not
 // pile up in a program that never runs short.
 constexpr size_t kBatchesPerDecommit = 4;
@@ -94,6 +91,13 @@ void DeviceMemory::Impl::ReleaseRange(AddressRange* range, const Fence& fence) {
   freed_.NotifyAll();
 }
 
+void DeviceMemory::Impl::SetOwner(AddressRange* range, OwnerId owner) {
+  if (range->owner() == owner) return;
+  MutexLock lock(&mutex_);
+  backing_.SetOwner(static_cast<ManagedRange*>(range), owner);
+  CheckAfterMutation();
+}
+
 void DeviceMemory::Impl::FreeAddresses(ManagedRange* range) {
   const uint64_t first_page = range->first_page;
   addresses_->Return(first_page, range->slots.size());
@@ -121,11 +125,12 @@ absl::Status DeviceMemory::Impl::CheckSlots(const AddressRange* range,
 }
 
 absl::Status DeviceMemory::Impl::Commit(AddressRange* range, PageCount first,
-                                        PageCount count) {
+                                        PageCount count, bool wait) {
   QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, count));
   auto* const managed = static_cast<ManagedRange*>(range);
   CommitAttempt attempt;
   ReliefState relief;
+  relief.may_wait = wait;
   absl::Status status;
   do {
     MutexLock lock(&mutex_);
@@ -196,7 +201,7 @@ bool DeviceMemory::Impl::Relieve(uint64_t wanted, ReliefState* state) {
     return true;
   }
   // What reclaimers gave may be cooling: it comes before asking for more.
-  if (WaitForCooling(state->freed_before)) {
+  if (state->may_wait && WaitForCooling(state->freed_before)) {
     state->asked_reclaimers = false;
     return true;
   }

@@ -48,14 +48,15 @@ class DeviceMemory::Impl {
       ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseRange(AddressRange* range, const Fence& fence)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetOwner(AddressRange* range, OwnerId owner) ABSL_LOCKS_EXCLUDED(mutex_);
   AddressRange* Find(DeviceAddress address) const {
     return addresses_->Find(address);
   }
   bool Contains(DeviceAddress address) const {
     return addresses_->Contains(address);
   }
-  absl::Status Commit(AddressRange* range, PageCount first, PageCount count)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Commit(AddressRange* range, PageCount first, PageCount count,
+                      bool wait) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Decommit(AddressRange* range, PageCount first, PageCount count,
                         const Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
   PageCount CommittedPages(const AddressRange* range, PageCount first,
@@ -76,6 +77,8 @@ class DeviceMemory::Impl {
     // another thread frees between that and a wait must not be missed.
     uint64_t freed_before = 0;
     bool asked_reclaimers = false;
+    // Whether the caller can wait for fences.
+    bool may_wait = true;
   };
 
   // Brings pages (and addresses) back when `wanted` pages are missing: asks the

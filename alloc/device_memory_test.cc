@@ -563,5 +563,37 @@ TEST_F(DeviceMemoryTest, TellsTheTraceWhatBecameLiveAndWhatDidNot) {
   memory_.reset();
 }
 
+TEST_F(DeviceMemoryTest, TryCommitDoesNotWait) {
+  const StreamId stream = MakeStream();
+  Gate gate(driver_.get(), stream);
+  AddressRange* const old = Reserve(kLimitPages);
+  ASSERT_EQ(Commit(old, 0, kLimitPages), absl::OkStatus());
+  memory_->ReleaseRange(old, FenceOn(stream));
+  AddressRange* const range = Reserve(2);
+  const auto try_commit = [&] {
+    return memory_->TryCommit(range, PageCount(0), PageCount(2));
+  };
+  EXPECT_EQ(try_commit().code(), absl::StatusCode::kResourceExhausted);
+  gate.Open();
+  ASSERT_EQ(driver_->SynchronizeStream(stream), absl::OkStatus());
+  EXPECT_EQ(try_commit(), absl::OkStatus());
+  EXPECT_EQ(Committed(range, 0, 2), 2u);
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryTest, SetOwnerMovesTheAccountOfLivePages) {
+  const OwnerId kv = owners_.Register("kv");
+  AddressRange* const range = Reserve(4);
+  memory_->SetOwner(range, kv);
+  ASSERT_EQ(Commit(range, 0, 3), absl::OkStatus());
+  EXPECT_EQ(memory_->GetLiveByOwner()[kv.value()], Bytes(3 * kPageBytes));
+  memory_->SetOwner(range, kOwner);
+  EXPECT_EQ(range->owner(), kOwner);
+  EXPECT_EQ(memory_->GetLiveByOwner()[kv.value()], Bytes(0));
+  EXPECT_EQ(memory_->GetLiveByOwner()[kOwner.value()], Bytes(3 * kPageBytes));
+  EXPECT_EQ(memory_->GetStatistics().peak_live, Bytes(3 * kPageBytes));
+  memory_->ReleaseRange(range, Fence());
+}
+
 }  // namespace
 }  // namespace quire

@@ -36,6 +36,8 @@ class ManagedRange final : public AddressRange,
         first_page(page_number),
         slots(page_count.value()) {}
 
+  using AddressRange::set_owner;
+
   // REQUIRES: slot <= pages().
   DeviceAddress SlotAddress(uint64_t slot, Bytes page_size) const {
     return DeviceAddress(address().value() + slot * page_size.value());

@@ -71,7 +71,9 @@ class AddressRange {
 
   DeviceAddress address() const { return address_; }
   PageCount pages() const { return pages_; }
-  OwnerId owner() const { return owner_; }
+  OwnerId owner() const {
+    return OwnerId(owner_.load(std::memory_order_relaxed));
+  }
   // For the owner of the range: what lies here. Found again through
   // DeviceMemory::Find, by any thread: what was written before set_user_data is
   // visible to whoever reads it. Null until set.
@@ -82,13 +84,16 @@ class AddressRange {
 
  protected:
   AddressRange(DeviceAddress address, PageCount pages, OwnerId owner)
-      : address_(address), pages_(pages), owner_(owner) {}
+      : address_(address), pages_(pages), owner_(owner.value()) {}
   ~AddressRange() = default;
+  void set_owner(OwnerId owner) {
+    owner_.store(owner.value(), std::memory_order_relaxed);
+  }
 
  private:
   const DeviceAddress address_;
   const PageCount pages_;
-  const OwnerId owner_;
+  std::atomic<uint32_t> owner_;
   std::atomic<void*> user_data_{nullptr};
 };
 
@@ -158,6 +163,9 @@ class DeviceMemory {
   // page has cooled. `range` is dead to the caller at once. What the driver
   // refuses to unmap is quarantined, and keeps its addresses.
   void ReleaseRange(AddressRange* range, const Fence& fence);
+  // Accounts the range, live pages included, to another owner. O(pages), or
+  // O(1) where the owner stays the same. REQUIRES: owner < kMaxOwners.
+  void SetOwner(AddressRange* range, OwnerId owner);
   // The range that contains `address`, or null. O(1), lock-free: one load from
   // a table indexed by page number.
   AddressRange* Find(DeviceAddress address) const;
@@ -174,6 +182,8 @@ class DeviceMemory {
   // (verdict.h); kInvalidArgument for slots outside the range; kDataLoss where
   // slots are quarantined, by this call or before; the driver's own.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count);
+  // As Commit, but does not wait: pages that are cooling are not to be had.
+  absl::Status TryCommit(AddressRange* range, PageCount first, PageCount count);
   // The live slots among [first, first + count) cool under `fence`, or are
   // unmapped at once where it is complete; the rest stay as they are. An error
   // of the driver means that slots were quarantined: none is live afterwards.
@@ -197,6 +207,8 @@ class DeviceMemory {
   // that Reclaim takes, and not from Reclaim.
   void AddReclaimer(PageReclaimer* reclaimer);
   void RemoveReclaimer(PageReclaimer* reclaimer);
+  // What all reclaimers could give now. O(reclaimers).
+  PageCount Reclaimable() const;
 
   DeviceMemoryStatistics GetStatistics() const;
   // OK, or the first refusal of the driver that put memory into quarantine. The

@@ -14,6 +14,9 @@ namespace quire {
 // The owner of everything that names none.
 inline constexpr OwnerId kUnnamedOwner{0};
 
+// Ids are below this: accounts of owners are vectors.
+inline constexpr uint32_t kMaxOwners = 65536;
+
 // The names of the owners of one runtime. Thread-safe. Names are never removed:
 // an owner id stays valid in traces and reports.
 class OwnerRegistry {
