@@ -1,0 +1,222 @@
+#include "alloc/stream_free_list.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+absl::StatusOr<Fence> RecordOnLiveStreams(Driver* driver, DeviceId device,
+                                          std::span<const StreamId> streams) {
+  absl::StatusOr<Fence> all = Fence::Record(driver, device, streams);
+  if (!absl::IsNotFound(all.status())) return all;
+  std::vector<StreamId> living;
+  for (const StreamId stream : streams) {
+    const absl::StatusOr<Fence> one =
+        Fence::Record(driver, device, std::span(&stream, 1));
+    if (absl::IsNotFound(one.status())) continue;
+    QUIRE_RETURN_IF_ERROR(one.status());
+    living.push_back(stream);
+  }
+  if (living.empty()) return Fence();
+  return Fence::Record(driver, device, living);
+}
+
+StreamFreeList::StreamFreeList(Driver* driver, DeviceId device, StreamId stream,
+                               int size_classes)
+    : driver_(driver),
+      device_(device),
+      stream_(stream),
+      batches_(1),
+      entries_(size_classes) {}
+
+void StreamFreeList::Push(Block block) {
+  Batch& open = batches_.back();
+  ++open.entries;
+  open.bytes += block.size().value();
+  if (block.span->large()) {
+    block.span->batch = open_number();
+    ranges_.Insert(block.span);
+  } else {
+    entries_[block.span->size_class].push_back({block, open_number()});
+  }
+}
+
+void StreamFreeList::Leave(uint64_t number) {
+  Batch& left = batch(number);
+  if (--left.entries > 0) return;
+  left.fence = Fence();  // its events go back to the driver at once
+  DropEmptyBatches();
+}
+
+// Without this a stream that stands still while its memory goes round would
+// gather a batch for each round.
+void StreamFreeList::DropEmptyBatches() {
+  while (batches_.size() > 1 && batches_.front().entries == 0) {
+    batches_.pop_front();
+    ++first_batch_;
+  }
+  // Nothing names the open batch, so the closed one before it may become it.
+  while (batches_.size() > 1 && open().entries == 0 &&
+         batches_[batches_.size() - 2].entries == 0) {
+    batches_.pop_back();
+    batches_.back() = Batch();
+  }
+  if (batches_.size() == 1 && open().entries == 0) batches_.back().bytes = 0;
+}
+
+bool StreamFreeList::HoldsSlots(int least) const {
+  return std::any_of(entries_.begin() + least, entries_.end(),
+                     [](const auto& entries) { return !entries.empty(); });
+}
+
+std::optional<Block> StreamFreeList::PopSlot(int size_class) {
+  std::deque<Entry>& entries = entries_[size_class];
+  if (entries.empty()) return std::nullopt;
+  const Entry entry = entries.back();
+  entries.pop_back();
+  Leave(entry.batch);
+  return entry.block;
+}
+
+void StreamFreeList::RemoveRange(Span* span) {
+  ranges_.Remove(span);
+  Leave(span->batch);
+}
+
+absl::Status StreamFreeList::CloseBatch() {
+  if (open().entries == 0) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(
+      batches_.back().fence,
+      RecordOnLiveStreams(driver_, device_, std::span(&stream_, 1)));
+  batches_.back().closed = true;
+  batches_.emplace_back();
+  return absl::OkStatus();
+}
+
+void StreamFreeList::Poll(std::vector<Block>* freed) {
+  progress_ = Progress::kIdle;
+  uint64_t complete_before = first_batch_;
+  for (const Batch& batch : batches_) {
+    if (!batch.closed) break;
+    // An empty batch says nothing; the ones around it do.
+    if (batch.entries > 0) {
+      const absl::StatusOr<bool> complete = batch.fence.IsComplete();
+      if (!complete.ok() || !*complete) {
+        progress_ = complete.ok() ? Progress::kWaiting : Progress::kFailed;
+        break;
+      }
+    }
+    ++complete_before;
+  }
+  if (complete_before == first_batch_) return;
+
+  for (std::deque<Entry>& entries : entries_) {
+    while (!entries.empty() && entries.front().batch < complete_before) {
+      freed->push_back(entries.front().block);
+      entries.pop_front();
+    }
+  }
+  std::vector<Span*> complete;
+  for (Span* const span : ranges_.spans()) {
+    if (span->batch < complete_before) complete.push_back(span);
+  }
+  for (Span* const span : complete) {
+    ranges_.Remove(span);
+    freed->push_back({span, 0});
+  }
+  batches_.erase(batches_.begin(),
+                 batches_.begin() + static_cast<std::ptrdiff_t>(
+                                        complete_before - first_batch_));
+  first_batch_ = complete_before;
+  DropEmptyBatches();
+}
+
+std::optional<Fence> StreamFreeList::FenceOf(const Span* span) {
+  uint64_t number = span->batch;
+  if (!span->large()) {
+    const std::deque<Entry>& entries = entries_[span->size_class];
+    number = std::find_if(entries.rbegin(), entries.rend(),
+                          [span](const Entry& entry) {
+                            return entry.block.span == span;
+                          })
+                 ->batch;
+  }
+  if (!batch(number).closed && !CloseBatch().ok()) return std::nullopt;
+  return batch(number).fence;
+}
+
+uint64_t StreamFreeList::RemoveSlab(const Span* span) {
+  std::deque<Entry>& entries = entries_[span->size_class];
+  std::vector<uint64_t> left;
+  std::erase_if(entries, [&](const Entry& entry) {
+    if (entry.block.span != span) return false;
+    left.push_back(entry.batch);
+    return true;
+  });
+  for (const uint64_t number : left) Leave(number);
+  return left.size();
+}
+
+uint64_t StreamFreeList::CountSlots(const Span* span) const {
+  const std::deque<Entry>& entries = entries_[span->size_class];
+  return std::count_if(
+      entries.begin(), entries.end(),
+      [span](const Entry& entry) { return entry.block.span == span; });
+}
+
+void StreamFreeList::CountBySpan(
+    std::map<const Span*, uint64_t>* counts) const {
+  for (const std::deque<Entry>& entries : entries_) {
+    for (const Entry& entry : entries) ++(*counts)[entry.block.span];
+  }
+  for (const Span* const span : ranges_.spans()) ++(*counts)[span];
+}
+
+absl::Status StreamFreeList::CheckInvariants() const {
+  std::vector<uint64_t> counted(batches_.size());
+  const auto count = [&](uint64_t number) {
+    if (number < first_batch_ || number > open_number()) return false;
+    ++counted[number - first_batch_];
+    return true;
+  };
+  const auto broken = [this](const char* what, uint64_t number) {
+    return absl::InternalError(
+        absl::StrFormat("free list of stream %u: %s (batch %u)",
+                        stream_.value(), what, number));
+  };
+  for (const std::deque<Entry>& entries : entries_) {
+    uint64_t last = first_batch_;
+    for (const Entry& entry : entries) {
+      if (entry.batch < last) return broken("entries out of order", last);
+      last = entry.batch;
+      if (!count(entry.batch)) return broken("no such batch", entry.batch);
+      if (entry.block.span->slab->slot(entry.block.slot).use !=
+          SlotUse::kCooling) {
+        return broken("holds a slot that is not cooling", entry.batch);
+      }
+    }
+  }
+  for (const Span* const span : ranges_.spans()) {
+    if (!count(span->batch)) return broken("no such batch", span->batch);
+    if (span->slab == nullptr || span->slab->slot(0).use != SlotUse::kCooling) {
+      return broken("holds a range that is not cooling", span->batch);
+    }
+  }
+  for (size_t i = 0; i < batches_.size(); ++i) {
+    if (counted[i] != batches_[i].entries) {
+      return broken("entries miscounted", first_batch_ + i);
+    }
+    if (batches_[i].closed != (i + 1 < batches_.size())) {
+      return broken("not closed, or the last and closed", first_batch_ + i);
+    }
+  }
+  if (batches_.size() > 1 && batches_.front().entries == 0) {
+    return broken("the first batch is empty", first_batch_);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire

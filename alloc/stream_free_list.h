@@ -1,0 +1,127 @@
+// What was freed on one stream and may still be in use by work queued there.
+//
+// The stream itself may have any of it back at once, most recent first. For
+// everybody else it becomes free in batches: frees gather in the open batch
+// until a fence is recorded, which closes it; when the fence completes, what is
+// left of the batch is free. On one stream fences complete in order, so a batch
+// that is complete completes all before it. Lists of different streams know
+// nothing of each other: a stream that runs for long holds up its own frees
+// only.
+//
+// Invariants:
+//   - entries_ of a class, from front to back, are in order of their batch;
+//   - every batch but the last is closed, and batches_[b].entries entries and
+//     ranges name the batch first_batch_ + b;
+//   - the first batch, unless it is the open one, has entries.
+//
+// Push and Pop are O(1) and make no driver call; those for ranges are
+// O(log ranges). Not thread-safe.
+
+#ifndef QUIRE_ALLOC_STREAM_FREE_LIST_H_
+#define QUIRE_ALLOC_STREAM_FREE_LIST_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "alloc/range_cache.h"
+#include "alloc/span.h"
+#include "quire/alloc/driver.h"
+#include "quire/alloc/fence.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+// A fence over the work of those streams that still exist: destroying a stream
+// waits for its work, so nothing is left to wait for on one that is gone.
+absl::StatusOr<Fence> RecordOnLiveStreams(Driver* driver, DeviceId device,
+                                          std::span<const StreamId> streams);
+
+class StreamFreeList {
+ public:
+  enum class Progress {
+    kIdle,     // no closed batch is left
+    kWaiting,  // the stream has not come to the first fence yet
+    kFailed,   // the driver cannot tell whether it has
+  };
+
+  StreamFreeList(Driver* driver, DeviceId device, StreamId stream,
+                 int size_classes);
+
+  StreamId stream() const { return stream_; }
+  bool empty() const { return batches_.size() == 1 && open().entries == 0; }
+  // Whether it holds a slot of class `least` or a larger one.
+  bool HoldsSlots(int least) const;
+  // Bytes freed since the last fence was recorded.
+  uint64_t open_bytes() const { return open().bytes; }
+
+  // Enters a cooling block into the open batch.
+  void Push(Block block);
+  // The most recently freed slot of the class leaves the list, for its stream.
+  std::optional<Block> PopSlot(int size_class);
+  // A range of exactly so many pages: what is too much would go on cooling.
+  // RemoveRange takes it out.
+  Span* FindRange(uint64_t pages, Bytes alignment) const {
+    return ranges_.FindFit(pages, /*excess=*/0, alignment);
+  }
+  void RemoveRange(Span* span);
+  const RangeCache& ranges() const { return ranges_; }
+
+  // Records a fence for the open batch, if anything is in it. An error of the
+  // driver leaves it open.
+  absl::Status CloseBatch();
+  // Takes out what is free by now, without blocking, and appends it.
+  void Poll(std::vector<Block>* freed);
+  // How the last Poll ended.
+  Progress progress() const { return progress_; }
+
+  // For giving memory away while it cools. The fence under which the range of
+  // this list, or the newest of the slab's slots here, becomes free; nullopt
+  // where the driver would record none. REQUIRES: it is here.
+  std::optional<Fence> FenceOf(const Span* span);
+  // Takes the slab's slots out; returns how many. O(slots listed in its class).
+  uint64_t RemoveSlab(const Span* span);
+
+  // How many slots of the slab are here. O(slots listed in its class).
+  uint64_t CountSlots(const Span* span) const;
+
+  absl::Status CheckInvariants() const;
+  // Adds one for each block here to the count of its span.
+  void CountBySpan(std::map<const Span*, uint64_t>* counts) const;
+
+ private:
+  struct Batch {
+    Fence fence;
+    bool closed = false;
+    uint64_t entries = 0;
+    uint64_t bytes = 0;  // pushed, whether or not still here
+  };
+  struct Entry {
+    Block block;
+    uint64_t batch;
+  };
+
+  const Batch& open() const { return batches_.back(); }
+  Batch& batch(uint64_t number) { return batches_[number - first_batch_]; }
+  uint64_t open_number() const { return first_batch_ + batches_.size() - 1; }
+  void Leave(uint64_t number);
+  void DropEmptyBatches();
+
+  Driver* const driver_;
+  const DeviceId device_;
+  const StreamId stream_;
+  std::deque<Batch> batches_;
+  uint64_t first_batch_ = 0;
+  std::vector<std::deque<Entry>> entries_;  // by size class
+  RangeCache ranges_;                       // Span::batch says which batch
+  Progress progress_ = Progress::kIdle;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_STREAM_FREE_LIST_H_
