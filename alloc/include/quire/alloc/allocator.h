@@ -3,11 +3,13 @@
 // Small requests are slots of size classes (at most 12.5 % internal waste) in
 // slabs of one or more pages; large ones take any free pages, mapped side by
 // side under fresh addresses, so page-level fragmentation does not exist. Freed
-// memory is kept and re-used per stream; nothing returns to the driver until
+// memory is kept, still mapped, and re-used; its pages return to the pool when
 // memory is short or Trim is called.
 //
 // Stream order: memory freed on a stream may be handed out again at once to the
 // same stream, and to another one when the work queued before the free is done.
+// Small frees share events (DeviceAllocatorOptions::fence_batch), so "before
+// the free" may be as late as the last of them, or the moment memory is short.
 //
 // Metadata is on the host only; the allocator never reads or writes the memory
 // that it hands out. Thread-safe.
@@ -22,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/device_memory.h"
+#include "quire/alloc/event_trace.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
@@ -51,23 +54,24 @@ struct AllocationInfo {
 // Statistics are declared once, here: X(name, what it means). All are bytes or
 // counts as uint64_t, and O(1) to read.
 //
-// Physical equation, checked: in_use = live + cached + cooling + slack, where
+// Physical equation, checked: mapped = live + cached + cooling + slack, where
 // live is what callers hold rounded up to its class or page, cached is
-// mapped-but-free memory kept for re-use, and slack is the part of slabs never
-// handed out (page ends, tails).
-#define QUIRE_ALLOCATOR_STATISTICS(X)                                        \
-  X(requested_bytes, "sum of the sizes asked for by live allocations")       \
-  X(live_bytes, "the same with rounding to size classes and pages")          \
-  X(cached_bytes, "mapped and free, kept for re-use")                        \
-  X(cooling_bytes, "freed, but a stream may still be using it")              \
-  X(slack_bytes, "mapped and unusable: ends of slabs")                       \
-  X(mapped_bytes, "pages mapped for this allocator")                         \
-  X(live_allocations, "allocations not yet freed")                           \
-  X(peak_requested_bytes, "largest requested_bytes so far")                  \
-  X(peak_mapped_bytes, "largest mapped_bytes so far")                        \
-  X(total_allocations, "calls of Allocate that succeeded")                   \
-  X(total_frees, "calls of Free that succeeded")                             \
-  X(failed_allocations, "calls of Allocate that failed")                     \
+// mapped-but-free memory kept for re-use, cooling is known to be over only when
+// the allocator next looks, and slack is what no request can have: the ends of
+// slabs, and the pages that a re-used range has beyond those asked for.
+#define QUIRE_ALLOCATOR_STATISTICS(X)                                  \
+  X(requested_bytes, "sum of the sizes asked for by live allocations") \
+  X(live_bytes, "the same with rounding to size classes and pages")    \
+  X(cached_bytes, "mapped and free, kept for re-use")                  \
+  X(cooling_bytes, "freed, but a stream may still be using it")        \
+  X(slack_bytes, "mapped and unusable: ends of slabs and of ranges")   \
+  X(mapped_bytes, "pages mapped for this allocator")                   \
+  X(live_allocations, "allocations not yet freed")                     \
+  X(peak_requested_bytes, "largest requested_bytes so far")            \
+  X(peak_mapped_bytes, "largest mapped_bytes so far")                  \
+  X(total_allocations, "calls of Allocate that succeeded")             \
+  X(total_frees, "calls of Free that succeeded")                       \
+  X(failed_allocations, "calls of Allocate that failed")               \
   X(slab_count, "slabs that exist now")
 
 struct AllocatorStatistics {
@@ -81,11 +85,24 @@ struct AllocatorStatistics {
   double external_fragmentation() const;
 };
 
+struct DeviceAllocatorOptions {
+  // Told of allocations, frees and failures; null: nobody. Outlives the
+  // allocator.
+  EventTrace* trace = nullptr;
+  // Slots of slabs are handed out in random order: this one.
+  uint64_t seed = 1;
+  // Frees on one stream gather until they come to this much; then one event is
+  // recorded for all of them. 0: each free records its own.
+  Bytes fence_batch = MiB(1);
+};
+
 class DeviceAllocator {
  public:
   // `memory` must outlive the allocator.
-  static std::unique_ptr<DeviceAllocator> Create(DeviceMemory* memory);
-  // Memory still allocated is given back to the pool.
+  static std::unique_ptr<DeviceAllocator> Create(
+      DeviceMemory* memory, const DeviceAllocatorOptions& options = {});
+  // Memory still allocated is given back to the pool, once the streams that it
+  // was allocated for are done.
   ~DeviceAllocator();
 
   // Allocate(0) gives a unique address that may not be dereferenced and must be
@@ -95,24 +112,30 @@ class DeviceAllocator {
   // be had, up to sizes of 2^64 - 1.
   absl::StatusOr<DeviceAddress> Allocate(Bytes size,
                                          const AllocateOptions& options = {});
-  // Frees memory whose uses are all queued on `stream` (StreamId(): all done).
+  // Frees memory whose uses are all queued on `stream` (StreamId(): all done),
+  // or on streams that were recorded. A stream that is destroyed afterwards has
+  // done its work: destroying waits for it.
   // Errors: kInvalidArgument for an address that is not the start of a live
-  // allocation (foreign, interior); kFailedPrecondition for a double free. A
-  // failed free changes nothing.
+  // allocation (foreign, interior); kFailedPrecondition for a double free, as
+  // long as the memory is not in another use; kNotFound for a stream that never
+  // was. A failed free changes nothing.
   absl::Status Free(DeviceAddress address, StreamId stream = StreamId());
-  // Adds a stream that uses the allocation: a later Free waits for it as well.
+  // Adds a stream that uses the allocation: a later Free waits for it as well,
+  // and nobody has the memory before all its streams are done. Errors as Free.
   absl::Status RecordStream(DeviceAddress address, StreamId stream);
 
   // The live allocation that contains `address`. O(1).
   std::optional<AllocationInfo> Find(DeviceAddress address) const;
 
-  // Gives cached memory back until at most `keep` bytes are cached. Returns the
-  // bytes given back. Moves nothing.
+  // Gives whole free pages back to the pool until at most `keep` bytes are
+  // cached, or only parts of slabs are left. Returns the bytes given back.
+  // Moves nothing, waits for nothing. DeviceMemory::Trim does the same and
+  // gives them on to the driver.
   Bytes Trim(Bytes keep = Bytes(0));
 
   AllocatorStatistics GetStatistics() const;
   // The largest Allocate that would succeed now, everything reclaimable
-  // reclaimed. O(1).
+  // reclaimed and every cooling page waited for. O(1).
   Bytes GetLargestPossible() const;
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
   absl::Status CheckInvariants() const;

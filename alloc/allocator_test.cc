@@ -1,0 +1,684 @@
+#include "quire/alloc/allocator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "alloc/testing/allocator_fixture.h"
+#include "quire/alloc/event_trace.h"
+
+namespace quire {
+namespace {
+
+using std::chrono::milliseconds;
+
+class AllocatorTest : public AllocatorFixture {};
+
+// ---- Sizes and alignments ---------------------------------------------------
+
+TEST_F(AllocatorTest, ZeroBytesHaveAnAddressOfTheirOwn) {
+  std::set<DeviceAddress> addresses;
+  for (int i = 0; i < 300; ++i) addresses.insert(Allocate(0));
+  EXPECT_EQ(addresses.size(), 300u);
+  EXPECT_EQ(Statistics().live_allocations, 300u);
+  EXPECT_EQ(Statistics().requested_bytes, 0u);
+  const auto info = allocator_->Find(*addresses.begin());
+  ASSERT_TRUE(info.has_value());
+  EXPECT_EQ(info->requested, Bytes(0));
+  for (const DeviceAddress address : addresses) Free(address);
+  EXPECT_EQ(Statistics().live_allocations, 0u);
+}
+
+TEST_F(AllocatorTest, SizesThatCannotExistAreRefused) {
+  std::vector<uint64_t> sizes;
+  for (uint64_t i = 0; i < 1024; ++i) sizes.push_back(UINT64_MAX - i);
+  for (const uint64_t around :
+       {UINT64_MAX / 2, uint64_t{1} << 63, uint64_t{1} << 57, uint64_t{1} << 48,
+        uint64_t{1} << 47, uint64_t{1} << 40, uint64_t{1} << 32}) {
+    for (uint64_t i = 0; i <= 2; ++i) sizes.push_back(around - 1 + i);
+  }
+  for (const uint64_t size : sizes) {
+    const OutOfMemoryVerdict verdict = ExpectOutOfMemory(size);
+    EXPECT_EQ(verdict.kind, ShortageKind::kCapacity) << size;
+    EXPECT_EQ(verdict.largest_possible, Options().limit) << size;
+  }
+  EXPECT_EQ(Statistics().failed_allocations, sizes.size());
+  EXPECT_EQ(Statistics().mapped_bytes, 0u);
+}
+
+TEST_F(AllocatorTest, TheLimitIsToBeHadAndOneByteMoreIsNot) {
+  const uint64_t limit = Options().limit.value();
+  const OutOfMemoryVerdict verdict = ExpectOutOfMemory(limit + 1);
+  EXPECT_EQ(verdict.kind, ShortageKind::kLimit);
+  EXPECT_EQ(verdict.limit, Options().limit);
+  const DeviceAddress all = Allocate(limit);
+  EXPECT_EQ(Statistics().live_bytes, limit);
+  ExpectOutOfMemory(1);
+  Free(all);
+  Free(Allocate(1));
+}
+
+TEST_F(AllocatorTest, EveryAlignmentHolds) {
+  for (uint64_t alignment = 1; alignment <= 8 * kPageBytes; alignment *= 2) {
+    AllocateOptions options;
+    options.alignment = Bytes(alignment);
+    std::vector<DeviceAddress> addresses;
+    for (const uint64_t size :
+         {uint64_t{0}, uint64_t{1}, uint64_t{255}, uint64_t{256}, uint64_t{257},
+          alignment - 1, alignment, alignment + 1}) {
+      const auto address = allocator_->Allocate(Bytes(size), options);
+      ASSERT_TRUE(address.ok())
+          << size << " at " << alignment << ": " << address.status();
+      EXPECT_EQ(address->value() % std::max<uint64_t>(alignment, 256), 0u)
+          << size << " at " << alignment;
+      EXPECT_GE(allocator_->Find(*address)->allocated, Bytes(size));
+      addresses.push_back(*address);
+      if (addresses.size() > 2) {
+        Free(addresses.front());
+        addresses.erase(addresses.begin());
+      }
+    }
+    for (const DeviceAddress address : addresses) Free(address);
+  }
+}
+
+TEST_F(AllocatorTest, CachedRangesServeTheAlignmentsThatTheyHave) {
+  AllocateOptions aligned;
+  aligned.alignment = Bytes(8 * kPageBytes);
+  std::vector<DeviceAddress> cached;
+  for (int i = 0; i < 4; ++i) cached.push_back(AllocatePages(4));
+  for (const DeviceAddress address : cached) Free(address);
+  for (int i = 0; i < 3; ++i) {
+    const auto address = allocator_->Allocate(Bytes(4 * kPageBytes), aligned);
+    ASSERT_TRUE(address.ok()) << address.status();
+    EXPECT_EQ(address->value() % (8 * kPageBytes), 0u);
+  }
+}
+
+TEST_F(AllocatorTest, AlignmentsThatAreNoPowersOfTwoAreRefused) {
+  for (const uint64_t alignment :
+       {uint64_t{0}, uint64_t{3}, uint64_t{24}, uint64_t{255}, uint64_t{257},
+        uint64_t{384}, kPageBytes + 1, kPageBytes * 3, UINT64_MAX,
+        UINT64_MAX - 1}) {
+    AllocateOptions options;
+    options.alignment = Bytes(alignment);
+    for (const uint64_t size : {uint64_t{1}, kPageBytes, UINT64_MAX}) {
+      EXPECT_EQ(allocator_->Allocate(Bytes(size), options).status().code(),
+                absl::StatusCode::kInvalidArgument)
+          << alignment;
+    }
+  }
+}
+
+TEST_F(AllocatorTest, HugeAlignmentsAreNoLackOfMemory) {
+  for (const uint64_t size : {uint64_t{0}, uint64_t{1}, kPageBytes}) {
+    AllocateOptions options;
+    options.alignment = Bytes(uint64_t{1} << 63);
+    EXPECT_EQ(ExpectOutOfMemory(size, options).kind,
+              ShortageKind::kAddressSpace);
+  }
+  AllocateOptions options;
+  options.alignment = Bytes(uint64_t{1} << 63);
+  ExpectOutOfMemory(UINT64_MAX, options);
+}
+
+TEST_F(AllocatorTest, OwnersBeyondTheRegistryAreRefused) {
+  AllocateOptions options;
+  options.owner = OwnerId(UINT32_MAX);
+  for (const uint64_t size : {uint64_t{1}, kPageBytes}) {
+    EXPECT_EQ(allocator_->Allocate(Bytes(size), options).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+// ---- Wrong frees ------------------------------------------------------------
+
+TEST_F(AllocatorTest, DoubleFreesAreFoundInEveryState) {
+  const StreamId stream = MakeStream();
+  for (const uint64_t size : {uint64_t{100}, 3 * kPageBytes}) {
+    // Keeps the slab, where it is one.
+    const DeviceAddress other = Allocate(size);
+    const DeviceAddress free = Allocate(size, stream);
+    const DeviceAddress cooling = Allocate(size, stream);
+    Gate gate(driver_.get(), stream);
+    Free(free);
+    Free(cooling, stream);
+    const AllocatorStatistics before = Statistics();
+    for (const DeviceAddress address : {free, cooling}) {
+      for (const StreamId on : {StreamId(), stream}) {
+        EXPECT_EQ(allocator_->Free(address, on).code(),
+                  absl::StatusCode::kFailedPrecondition);
+        EXPECT_EQ(allocator_->RecordStream(address, stream).code(),
+                  absl::StatusCode::kFailedPrecondition);
+      }
+      EXPECT_FALSE(allocator_->Find(address).has_value());
+    }
+    EXPECT_EQ(Statistics().cooling_bytes, before.cooling_bytes);
+    EXPECT_EQ(Statistics().cached_bytes, before.cached_bytes);
+    EXPECT_EQ(Statistics().total_frees, before.total_frees);
+    gate.Open();
+    Free(other);
+  }
+}
+
+TEST_F(AllocatorTest, ForeignAndInteriorAddressesAreRefused) {
+  const DeviceAddress small = Allocate(1000);
+  const DeviceAddress large = AllocatePages(3);
+  AddressRange* const foreign = Reserve(2);
+  ASSERT_EQ(Commit(foreign, 0, 2), absl::OkStatus());
+  int not_a_span = 0;
+  const auto refused = [this](uint64_t address) {
+    EXPECT_EQ(allocator_->Free(DeviceAddress(address)).code(),
+              absl::StatusCode::kInvalidArgument)
+        << std::hex << address;
+  };
+  for (const uint64_t address :
+       {uint64_t{0}, uint64_t{1}, UINT64_MAX, small.value() + 1,
+        small.value() + 256, small.value() + 999, small.value() - 256,
+        large.value() + 1, large.value() + kPageBytes,
+        large.value() + 3 * kPageBytes - 1, large.value() + 3 * kPageBytes,
+        reinterpret_cast<uint64_t>(&not_a_span)}) {
+    refused(address);
+  }
+  // Whatever a stranger keeps with a range, it is not taken for ours.
+  for (const uintptr_t data : {uintptr_t{0}, uintptr_t{1}, uintptr_t{2},
+                               reinterpret_cast<uintptr_t>(&not_a_span)}) {
+    foreign->set_user_data(reinterpret_cast<void*>(data));
+    refused(foreign->address().value());
+    EXPECT_FALSE(allocator_->Find(foreign->address()).has_value());
+  }
+  memory_->ReleaseRange(foreign, Fence());
+  EXPECT_EQ(Statistics().live_allocations, 2u);
+  Free(small);
+  Free(large);
+}
+
+TEST_F(AllocatorTest, StreamsThatNeverWereAreRefused) {
+  const DeviceAddress address = Allocate(100);
+  EXPECT_EQ(allocator_->Free(address, StreamId(987654)).code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(allocator_->RecordStream(address, StreamId(987654)).code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(allocator_->RecordStream(address, StreamId()).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Statistics().live_allocations, 1u);
+  Free(address);
+}
+
+// ---- Stream order -----------------------------------------------------------
+
+TEST_F(AllocatorTest, AStreamHasItsOwnMemoryBackAtOnce) {
+  const StreamId stream = MakeStream();
+  Gate gate(driver_.get(), stream);
+  for (const uint64_t size : {uint64_t{700}, 3 * kPageBytes}) {
+    const DeviceAddress first = Allocate(size, stream);
+    Free(first, stream);
+    EXPECT_EQ(Allocate(size, stream), first);
+  }
+}
+
+TEST_F(AllocatorTest, AStreamHasLargerSlotsOfItsOwnWhenThereIsNoOther) {
+  const StreamId stream = MakeStream();
+  Gate gate(driver_.get(), stream);
+  const DeviceAddress most = AllocatePages(kLimitPages - 1, stream);
+  const DeviceAddress slot = Allocate(kPageBytes / 2, stream);
+  Free(slot, stream);
+  EXPECT_EQ(Allocate(500, stream), slot);
+  Free(most);
+}
+
+TEST_F(AllocatorTest, AStreamHasAPartOfItsOwnMemoryWhenThereIsNoOther) {
+  const StreamId stream = MakeStream();
+  Gate gate(driver_.get(), stream);
+  const DeviceAddress all = AllocatePages(kLimitPages, stream);
+  Free(all, stream);
+  const DeviceAddress part = AllocatePages(3, stream);
+  EXPECT_EQ(part, all);
+  // The rest serves others once the stream is done with it.
+  gate.OpenAfter(milliseconds(10));
+  AllocatePages(kLimitPages - 3);
+  Free(part, stream);
+}
+
+TEST_F(AllocatorTest, AFreeSlotOfALargerClassIsBetterThanAnError) {
+  const DeviceAddress most = AllocatePages(kLimitPages - 1);
+  std::vector<DeviceAddress> slots;
+  for (int i = 0; i < 4; ++i) slots.push_back(Allocate(16384));
+  ExpectOutOfMemory(256);
+  Free(slots[2]);
+  const DeviceAddress address = Allocate(256);
+  EXPECT_EQ(address, slots[2]);
+  EXPECT_EQ(allocator_->Find(address)->allocated, Bytes(16384));
+  Free(most);
+}
+
+TEST_F(AllocatorTest, OthersHaveItWhenTheFenceIsComplete) {
+  DeviceAllocatorOptions options;
+  options.fence_batch = Bytes(0);
+  MakeAllocator(options);
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  for (const uint64_t size : {uint64_t{700}, 3 * kPageBytes}) {
+    Gate gate(driver_.get(), a);
+    const DeviceAddress freed = Allocate(size, a);
+    Free(freed, a);
+    EXPECT_GT(Statistics().cooling_bytes, 0u);
+    std::set<DeviceAddress> others;
+    for (int i = 0; i < 3; ++i) {
+      others.insert(Allocate(size, b));
+      others.insert(Allocate(size));
+    }
+    EXPECT_FALSE(others.contains(freed));
+    for (const DeviceAddress address : others) Free(address, b);
+    gate.Open();
+    ASSERT_EQ(driver_->SynchronizeStream(a), absl::OkStatus());
+    ASSERT_EQ(driver_->SynchronizeStream(b), absl::OkStatus());
+    // Everything that is free now serves anybody, before new memory does.
+    const uint64_t mapped = Statistics().mapped_bytes;
+    std::set<DeviceAddress> again;
+    for (int i = 0; i < 7; ++i) again.insert(Allocate(size));
+    EXPECT_EQ(Statistics().mapped_bytes, mapped);
+    if (size > kPageBytes) {
+      EXPECT_TRUE(again.contains(freed));
+    }
+    for (const DeviceAddress address : again) Free(address);
+  }
+}
+
+TEST_F(AllocatorTest, WorkQueuedAfterTheFreeHoldsNothingUp) {
+  DeviceAllocatorOptions options;
+  options.fence_batch = Bytes(0);
+  MakeAllocator(options);
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  for (const uint64_t size : {kPageBytes / 4, kLimitPages * kPageBytes}) {
+    std::vector<DeviceAddress> all;
+    const uint64_t count = kLimitPages * kPageBytes / size;
+    for (uint64_t i = 0; i < count; ++i) all.push_back(Allocate(size, a));
+    for (const DeviceAddress address : all) Free(address, a);
+    Gate gate(driver_.get(), a);  // opens only at the end of the scope
+    const DeviceAddress address = Allocate(size, b);
+    Free(address, b);
+    ASSERT_EQ(driver_->SynchronizeStream(b), absl::OkStatus());
+  }
+}
+
+TEST_F(AllocatorTest, WaitsForWhatCoolsBeforeItFails) {
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  for (const uint64_t size : {uint64_t{200}, kPageBytes / 4, 3 * kPageBytes}) {
+    Gate gate(driver_.get(), a);
+    std::vector<DeviceAddress> all;
+    for (;;) {
+      AllocateOptions options;
+      options.stream = a;
+      const auto address = allocator_->Allocate(Bytes(size), options);
+      if (!address.ok()) break;
+      all.push_back(*address);
+    }
+    Free(all.back(), a);
+    all.pop_back();
+    gate.OpenAfter(milliseconds(20));
+    all.push_back(Allocate(size, b));
+    for (const DeviceAddress address : all) Free(address);
+    ASSERT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
+  }
+}
+
+TEST_F(AllocatorTest, RecordedStreamsAreWaitedFor) {
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  for (const uint64_t size : {uint64_t{700}, 3 * kPageBytes}) {
+    const DeviceAddress address = Allocate(size, a);
+    EXPECT_EQ(allocator_->RecordStream(address, b), absl::OkStatus());
+    EXPECT_EQ(allocator_->RecordStream(address, b), absl::OkStatus());
+    Gate gate(driver_.get(), b);
+    Free(address, a);
+    // Not even the stream that freed it may have it while b is using it.
+    for (int i = 0; i < 3; ++i) EXPECT_NE(Allocate(size, a), address);
+    gate.Open();
+    ASSERT_EQ(driver_->SynchronizeStream(b), absl::OkStatus());
+    ASSERT_EQ(driver_->SynchronizeStream(a), absl::OkStatus());
+    const uint64_t mapped = Statistics().mapped_bytes;
+    allocator_->Trim(Bytes(UINT64_MAX));  // looks what is complete
+    EXPECT_EQ(Statistics().cooling_bytes, 0u);
+    EXPECT_EQ(Statistics().mapped_bytes, mapped);
+  }
+}
+
+TEST_F(AllocatorTest, ARecordedStreamAloneIsAFreeOnThatStream) {
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  const DeviceAddress address = AllocatePages(2, a);
+  EXPECT_EQ(allocator_->RecordStream(address, b), absl::OkStatus());
+  Gate gate(driver_.get(), b);
+  Free(address);
+  EXPECT_NE(AllocatePages(2, a), address);
+  EXPECT_EQ(AllocatePages(2, b), address);
+}
+
+TEST_F(AllocatorTest, StreamsMayGoAwayBetweenTheFreeAndTheNextUse) {
+  const StreamId gone = *driver_->CreateStream(DeviceId(0));
+  const StreamId also_gone = *driver_->CreateStream(DeviceId(0));
+  const DeviceAddress small = Allocate(500, gone);
+  const DeviceAddress large = Allocate(kLimitPages * kPageBytes / 2, gone);
+  const DeviceAddress recorded = AllocatePages(4, gone);
+  EXPECT_EQ(allocator_->RecordStream(recorded, also_gone), absl::OkStatus());
+  Free(small, gone);
+  Free(large, gone);
+  EXPECT_EQ(driver_->DestroyStream(also_gone), absl::OkStatus());
+  Free(recorded, gone);
+  EXPECT_EQ(driver_->DestroyStream(gone), absl::OkStatus());
+  const DeviceAddress all = Allocate(kLimitPages * kPageBytes);
+  Free(all);
+}
+
+// ---- Pages ------------------------------------------------------------------
+
+TEST_F(AllocatorTest, LargeAllocationsTakeAnyFreePages) {
+  std::vector<DeviceAddress> pages;
+  for (uint64_t i = 0; i < kLimitPages; ++i) pages.push_back(AllocatePages(1));
+  for (uint64_t i = 0; i < kLimitPages; i += 2) Free(pages[i]);
+  // Every second page is free, nowhere two side by side.
+  const DeviceAddress large = AllocatePages(kLimitPages / 2);
+  Free(large);
+  for (uint64_t i = 1; i < kLimitPages; i += 2) Free(pages[i]);
+}
+
+TEST_F(AllocatorTest, CachedMemoryServesTheRestOfThePool) {
+  std::vector<DeviceAddress> freed;
+  for (int i = 0; i < 4; ++i) freed.push_back(AllocatePages(4));
+  for (int i = 0; i < 300; ++i) freed.push_back(Allocate(600));
+  for (const DeviceAddress address : freed) Free(address);
+  AddressRange* const range = Reserve(kLimitPages);
+  EXPECT_EQ(Commit(range, 0, kLimitPages), absl::OkStatus());
+  EXPECT_EQ(Statistics().mapped_bytes, 0u);
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(AllocatorTest, CoolingMemoryServesTheRestOfThePool) {
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  Gate gate_a(driver_.get(), a);
+  Gate gate_b(driver_.get(), b);
+  std::vector<DeviceAddress> freed;
+  for (int i = 0; i < 300; ++i) freed.push_back(Allocate(600, a));
+  for (size_t i = 0; i < freed.size(); ++i) {
+    // A slab with slots of one stream, of both, and of both at once.
+    if (i % 5 == 4) {
+      EXPECT_EQ(allocator_->RecordStream(freed[i], b), absl::OkStatus());
+    }
+    Free(freed[i], i < 100 || i % 3 == 0 ? a : b);
+  }
+  Free(AllocatePages(4, a), a);
+  const DeviceAddress shared = AllocatePages(4, a);
+  EXPECT_EQ(allocator_->RecordStream(shared, b), absl::OkStatus());
+  Free(shared, a);
+  gate_a.OpenAfter(milliseconds(10));
+  gate_b.OpenAfter(milliseconds(20));
+  AddressRange* const range = Reserve(kLimitPages);
+  EXPECT_EQ(Commit(range, 0, kLimitPages), absl::OkStatus());
+  EXPECT_EQ(Statistics().mapped_bytes, 0u);
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(AllocatorTest, TakesASinglePageWhereASlabIsNotToBeHad) {
+  // 13 KiB slots leave less than an eighth over only in slabs of three pages.
+  const uint64_t size = 26 * 1024;
+  const DeviceAddress most = AllocatePages(kLimitPages - 1);
+  const DeviceAddress address = Allocate(size);
+  EXPECT_EQ(allocator_->Find(address)->allocated, kPage);
+  Free(address);
+  Free(most);
+}
+
+TEST_F(AllocatorTest, TrimGivesWholePagesBackDownToWhatIsToBeKept) {
+  std::vector<DeviceAddress> freed;
+  for (const uint64_t pages : {1, 2, 4, 8}) {
+    freed.push_back(AllocatePages(pages));
+  }
+  const DeviceAddress small = Allocate(300);
+  for (const DeviceAddress address : freed) Free(address);
+  const uint64_t slab_rest = Statistics().cached_bytes - 15 * kPageBytes;
+  EXPECT_EQ(allocator_->Trim(Bytes(15 * kPageBytes + slab_rest)), Bytes(0));
+  const Bytes given = allocator_->Trim(Bytes(6 * kPageBytes + slab_rest));
+  EXPECT_GE(given, Bytes(9 * kPageBytes));
+  EXPECT_LE(Statistics().cached_bytes, 6 * kPageBytes + slab_rest);
+  EXPECT_EQ(memory_->GetStatistics().cached, given);
+  EXPECT_EQ(given.value() + allocator_->Trim().value(), 15 * kPageBytes);
+  // The rest of a slab that is in use stays.
+  EXPECT_EQ(Statistics().cached_bytes, slab_rest);
+  Free(small);
+  EXPECT_EQ(allocator_->Trim(), kPage);
+  EXPECT_EQ(Statistics().mapped_bytes, 0u);
+  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(16));
+}
+
+TEST_F(AllocatorTest, TheSteadyStateMakesNoDriverCall) {
+  const StreamId stream = MakeStream();
+  const std::vector<uint64_t> sizes = {0, 100, 5000, 30000, 65536, 200000};
+  const auto round = [&](StreamId on) {
+    std::vector<DeviceAddress> live;
+    for (const uint64_t size : sizes) live.push_back(Allocate(size, on));
+    for (const DeviceAddress address : live) Free(address, on);
+  };
+  for (const StreamId on : {StreamId(), stream}) {
+    round(on);
+    const uint64_t calls = DriverCalls();
+    const uint64_t events = Calls("CreateEvent") + Calls("RecordEvent") +
+                            Calls("DestroyEvent") + Calls("QueryEvent");
+    for (int i = 0; i < 100; ++i) round(on);
+    const uint64_t new_events = Calls("CreateEvent") + Calls("RecordEvent") +
+                                Calls("DestroyEvent") + Calls("QueryEvent") -
+                                events;
+    EXPECT_EQ(DriverCalls() - calls, new_events);
+    if (on == StreamId()) {
+      EXPECT_EQ(new_events, 0u);
+    }
+  }
+}
+
+TEST_F(AllocatorTest, ReusedRangesAreAccountedToTheirNewOwner) {
+  const OwnerId kv = owners_.Register("kv");
+  AllocateOptions options;
+  options.owner = kOwner;
+  Free(*allocator_->Allocate(Bytes(5 * kPageBytes), options));
+  options.owner = kv;
+  const DeviceAddress address =
+      *allocator_->Allocate(Bytes(5 * kPageBytes), options);
+  EXPECT_EQ(memory_->GetLiveByOwner()[kv.value()], Bytes(5 * kPageBytes));
+  EXPECT_EQ(memory_->GetLiveByOwner()[kOwner.value()], Bytes(0));
+  EXPECT_EQ(memory_->CheckInvariants(), absl::OkStatus());
+  Free(address);
+}
+
+// ---- Figures ----------------------------------------------------------------
+
+TEST_F(AllocatorTest, StatisticsAreThoseOfAPencil) {
+  EXPECT_EQ(Statistics().internal_fragmentation(), 0.0);
+  EXPECT_EQ(Statistics().external_fragmentation(), 0.0);
+  // One slot of 1024 in a page of 64 of them; two pages for one and a half.
+  const DeviceAddress small = Allocate(900);
+  const DeviceAddress large = Allocate(kPageBytes * 3 / 2);
+  AllocatorStatistics now = Statistics();
+  EXPECT_EQ(now.requested_bytes, 900 + kPageBytes * 3 / 2);
+  EXPECT_EQ(now.live_bytes, 1024 + 2 * kPageBytes);
+  EXPECT_EQ(now.cached_bytes, kPageBytes - 1024);
+  EXPECT_EQ(now.cooling_bytes, 0u);
+  EXPECT_EQ(now.slack_bytes, 0u);
+  EXPECT_EQ(now.mapped_bytes, 3 * kPageBytes);
+  EXPECT_EQ(now.slab_count, 1u);
+  EXPECT_EQ(now.live_allocations, 2u);
+  const double live = 1024 + 2 * kPageBytes;
+  EXPECT_DOUBLE_EQ(now.internal_fragmentation(),
+                   (live - (900 + kPageBytes * 1.5)) / live);
+  EXPECT_DOUBLE_EQ(now.external_fragmentation(),
+                   (3.0 * kPageBytes - live) / (3.0 * kPageBytes));
+  Free(large);
+  now = Statistics();
+  EXPECT_EQ(now.cached_bytes, 3 * kPageBytes - 1024);
+  EXPECT_EQ(now.requested_bytes, 900u);
+  EXPECT_EQ(now.peak_requested_bytes, 900 + kPageBytes * 3 / 2);
+  Free(small);
+  now = Statistics();
+  EXPECT_EQ(now.mapped_bytes, 3 * kPageBytes);
+  EXPECT_EQ(now.peak_mapped_bytes, 3 * kPageBytes);
+  EXPECT_EQ(now.total_allocations, 2u);
+  EXPECT_EQ(now.total_frees, 2u);
+}
+
+TEST_F(AllocatorTest, SlackIsTheEndOfASlabAndOfAReusedRange) {
+  // 4352-byte slots, 15 of them in a page.
+  const DeviceAddress small = Allocate(4300);
+  EXPECT_EQ(allocator_->Find(small)->allocated, Bytes(4608));
+  EXPECT_EQ(Statistics().slack_bytes, kPageBytes % 4608);
+  Free(AllocatePages(16));
+  const DeviceAddress large = AllocatePages(15);
+  EXPECT_EQ(allocator_->Find(large)->allocated, Bytes(15 * kPageBytes));
+  EXPECT_EQ(Statistics().slack_bytes, kPageBytes % 4608 + kPageBytes);
+  Free(large);
+  EXPECT_EQ(Statistics().slack_bytes, kPageBytes % 4608);
+  Free(small);
+}
+
+TEST_F(AllocatorTest, FindKnowsTheAllocationOfEveryByte) {
+  AllocateOptions options;
+  options.stream = MakeStream();
+  options.owner = kOwner;
+  for (const uint64_t size : {uint64_t{1000}, 2 * kPageBytes + 5}) {
+    const DeviceAddress address = *allocator_->Allocate(Bytes(size), options);
+    const uint64_t allocated = allocator_->Find(address)->allocated.value();
+    for (const uint64_t offset : {uint64_t{0}, size / 2, allocated - 1}) {
+      const auto info =
+          allocator_->Find(DeviceAddress(address.value() + offset));
+      ASSERT_TRUE(info.has_value());
+      EXPECT_EQ(info->address, address);
+      EXPECT_EQ(info->requested, Bytes(size));
+      EXPECT_EQ(info->stream, options.stream);
+      EXPECT_EQ(info->owner, kOwner);
+    }
+    EXPECT_FALSE(allocator_->Find(DeviceAddress(address.value() + allocated)));
+  }
+  const auto live = allocator_->CalculateLiveAllocations();
+  ASSERT_EQ(live.size(), 2u);
+  EXPECT_LT(live[0].address, live[1].address);
+}
+
+TEST_F(AllocatorTest, TheLargestPossibleIsExact) {
+  const auto check = [this] {
+    const uint64_t largest = allocator_->GetLargestPossible().value();
+    ExpectOutOfMemory(largest + 1);
+    if (largest > 0) Free(Allocate(largest));
+    EXPECT_EQ(allocator_->GetLargestPossible().value(), largest);
+    EXPECT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
+  };
+  check();
+  std::vector<DeviceAddress> live;
+  live.push_back(AllocatePages(kLimitPages - 3));
+  check();
+  // The rest of the pool as small slots: then only a slot is to be had.
+  for (;;) {
+    const auto address = allocator_->Allocate(Bytes(3000));
+    if (!address.ok()) break;
+    live.push_back(*address);
+  }
+  EXPECT_EQ(live.size(), 1 + 3 * (kPageBytes / 3072));
+  EXPECT_EQ(allocator_->GetLargestPossible(), Bytes(0));
+  check();
+  Free(live.back());
+  live.pop_back();
+  EXPECT_EQ(allocator_->GetLargestPossible(), Bytes(3072));
+  check();
+  const StreamId stream = MakeStream();
+  Free(live.front(), stream);
+  EXPECT_EQ(allocator_->GetLargestPossible(),
+            Bytes((kLimitPages - 3) * kPageBytes));
+  check();
+}
+
+TEST_F(AllocatorTest, VerdictsTellWhatTheMemoryIsHeldAs) {
+  // A pool that may use the whole device.
+  allocator_.reset();
+  DeviceMemoryOptions options = Options();
+  options.limit = DriverOptions().memory_per_device;
+  MakeMemory(options);
+  MakeAllocator();
+  std::vector<DeviceAddress> live;
+  for (;;) {
+    const auto address = allocator_->Allocate(Bytes(1024));
+    if (!address.ok()) break;
+    live.push_back(*address);
+  }
+  ASSERT_EQ(live.size(), kDevicePages * 64);
+  const OutOfMemoryVerdict full = ExpectOutOfMemory(kPageBytes);
+  EXPECT_EQ(full.kind, ShortageKind::kCapacity);
+  EXPECT_EQ(full.held_as_slack, Bytes(0));
+  EXPECT_EQ(full.largest_possible, Bytes(0));
+  // Three quarters of the slots, in random order, leave few pages or none
+  // empty, but much room in them.
+  std::sort(live.begin(), live.end());
+  std::vector<DeviceAddress> kept;
+  for (size_t i = 0; i < live.size(); ++i) {
+    if (i % 4 == 0) {
+      kept.push_back(live[i]);
+    } else {
+      Free(live[i]);
+    }
+  }
+  const OutOfMemoryVerdict split = ExpectOutOfMemory(kPageBytes);
+  EXPECT_EQ(split.kind, ShortageKind::kFragmentation);
+  EXPECT_EQ(split.held_as_slack.value(), kDevicePages * kPageBytes * 3 / 4);
+  EXPECT_EQ(split.largest_possible, Bytes(1024));
+  for (const DeviceAddress address : kept) Free(address);
+}
+
+TEST_F(AllocatorTest, TracesWhatItDoes) {
+  EventTrace trace(16);
+  DeviceAllocatorOptions options;
+  options.trace = &trace;
+  MakeAllocator(options);
+  AllocateOptions allocate;
+  allocate.owner = kOwner;
+  const DeviceAddress address = *allocator_->Allocate(Bytes(100), allocate);
+  Free(address);
+  ExpectOutOfMemory(UINT64_MAX, allocate);
+  const std::vector<TraceEvent> events = trace.Events();
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[0].action, TraceAction::kAllocate);
+  EXPECT_EQ(events[1].action, TraceAction::kFree);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(events[i].address, address);
+    EXPECT_EQ(events[i].size, Bytes(100));
+    EXPECT_EQ(events[i].in_use, kPage);
+  }
+  EXPECT_EQ(events[2].action, TraceAction::kOutOfMemory);
+  EXPECT_EQ(events[2].size, Bytes(UINT64_MAX));
+  for (const TraceEvent& event : events) EXPECT_EQ(event.owner, kOwner);
+  allocator_.reset();
+}
+
+TEST_F(AllocatorTest, WhatIsStillAllocatedAtTheEndGoesBackToThePool) {
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  Gate gate(driver_.get(), b);
+  Allocate(100, a);
+  const DeviceAddress large = AllocatePages(3, a);
+  EXPECT_EQ(allocator_->RecordStream(large, b), absl::OkStatus());
+  Free(AllocatePages(2, b), b);
+  allocator_.reset();
+  // b may be writing still.
+  EXPECT_EQ(memory_->GetStatistics().live, Bytes(0));
+  EXPECT_EQ(memory_->GetStatistics().cooling, Bytes(6 * kPageBytes));
+  gate.Open();
+  AddressRange* const all = Reserve(kLimitPages);
+  EXPECT_EQ(Commit(all, 0, kLimitPages), absl::OkStatus());
+  memory_->ReleaseRange(all, Fence());
+}
+
+}  // namespace
+}  // namespace quire
