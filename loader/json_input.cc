@@ -18,9 +18,7 @@ bool IsJsonSpace(char c) {
 
 JsonInput::JsonInput(const RandomAccessFile& file, uint64_t begin,
                      uint64_t size)
-    : file_(file), next_offset_(begin), unread_(size) {
-  Advance();
-}
+    : file_(file), begin_(begin), next_offset_(begin), unread_(size) {}
 
 bool JsonInput::Fill() {
   const uint64_t size = std::min(unread_, kReadSize);
@@ -43,6 +41,13 @@ void JsonInput::Advance() {
     if (next_ == buffer_.size() && !Fill()) break;
     const char c = buffer_[next_++];
     ++consumed_;
+    if (c == '\0') {
+      // The lexer would take it for the end, and what follows for absent.
+      status_ = absl::InvalidArgumentError(
+          absl::StrCat(file_.display_name(), ": byte ", begin_ + consumed_ - 1,
+                       ": no valid JSON: a NUL byte"));
+      break;
+    }
     if (in_string_) {
       if (escaped_) {
         escaped_ = false;
@@ -63,7 +68,7 @@ void JsonInput::Advance() {
     }
     if (++run_ > kMaxRun) {
       status_ = absl::InvalidArgumentError(
-          absl::StrCat(file_.display_name(), ": near byte ", consumed_,
+          absl::StrCat(file_.display_name(), ": byte ", begin_ + consumed_ - 1,
                        ": one JSON token, or a stretch without any string, is "
                        "longer than ",
                        kMaxRun, " bytes"));

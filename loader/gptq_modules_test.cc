@@ -1,0 +1,333 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "loader/checkpoint_test_util.h"
+#include "loader/gptq_test_util.h"
+#include "quire/loader/gptq.h"
+
+namespace quire {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+struct Tensor {
+  std::string dtype;
+  std::vector<uint64_t> shape;
+  std::string bytes;  // empty: zeros
+};
+using Tensors = std::map<std::string, Tensor>;
+
+std::string FileOf(const Tensors& tensors) {
+  std::string header = "{";
+  std::string data;
+  for (const auto& [name, tensor] : tensors) {
+    std::string bytes = tensor.bytes;
+    if (bytes.empty()) {
+      const auto elements =
+          std::accumulate(tensor.shape.begin(), tensor.shape.end(), uint64_t{1},
+                          std::multiplies<>());
+      bytes.resize(elements * (tensor.dtype == "I32"   ? 4
+                               : tensor.dtype == "F32" ? 4
+                               : tensor.dtype == "I64" ? 8
+                               : tensor.dtype == "U8"  ? 1
+                                                       : 2));
+    }
+    absl::StrAppend(
+        &header, header.size() == 1 ? "" : ",",
+        Entry(name, tensor.dtype,
+              absl::StrCat("[", absl::StrJoin(tensor.shape, ","), "]"),
+              Offsets(data.size(), data.size() + bytes.size())));
+    data += bytes;
+  }
+  header += "}";
+  return LittleEndian<uint64_t>(header.size()) + header + data;
+}
+
+std::string Words(const std::vector<int32_t>& values) {
+  std::string bytes;
+  for (const int32_t value : values) bytes += LittleEndian(value);
+  return bytes;
+}
+
+class GptqModulesTest : public testing::Test {
+ protected:
+  GptqModulesTest() { folder_.Write("config.json", "{}"); }
+
+  // A module with tensors of the right shapes: K = 64, N = 24, 4 bits, g = 32.
+  static Tensors Good() {
+    std::vector<int32_t> groups(64);
+    for (int row = 0; row < 64; ++row) groups[row] = row / 32;
+    return {{"m.qweight", {"I32", {8, 24}, ""}},
+            {"m.qzeros", {"I32", {2, 3}, ""}},
+            {"m.scales", {"F16", {2, 24}, ""}},
+            {"m.g_idx", {"I32", {64}, Words(groups)}}};
+  }
+
+  absl::StatusOr<std::vector<GptqModule>> Find(
+      const Tensors& tensors,
+      const std::string& config = R"({"bits":4,"group_size":32})") {
+    folder_.Write("model.safetensors", FileOf(tensors));
+    folder_.Write("quantize_config.json", config);
+    checkpoint_ = *Checkpoint::Open(folder_.path());
+    const auto parsed = GptqConfig::Parse(*checkpoint_);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return FindGptqModules(*checkpoint_, *parsed);
+  }
+  GptqModule FindOne(
+      const Tensors& tensors,
+      const std::string& config = R"({"bits":4,"group_size":32})") {
+    const auto modules = Find(tensors, config);
+    EXPECT_TRUE(modules.ok()) << modules.status();
+    if (!modules.ok()) return {};
+    EXPECT_EQ(modules->size(), 1u);
+    return modules->front();
+  }
+  void ExpectRefused(
+      const Tensors& tensors, const std::string& tensor,
+      const std::string& part,
+      const std::string& config = R"({"bits":4,"group_size":32})") {
+    const auto modules = Find(tensors, config);
+    ASSERT_FALSE(modules.ok()) << tensor;
+    EXPECT_THAT(std::string(modules.status().message()),
+                AllOf(HasSubstr("model.safetensors"),
+                      HasSubstr("\"" + tensor + "\""), HasSubstr(part)));
+  }
+
+  TemporaryFolder folder_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+};
+
+TEST_F(GptqModulesTest, FindsAModuleAndItsSizes) {
+  Tensors tensors = Good();
+  tensors["m.bias"] = {"F16", {24}, ""};
+  tensors["m.perm"] = {"I64", {64}, ""};  // OneComp up to 1.3.2
+  tensors["norm.weight"] = {"F16", {64}, ""};
+  const GptqModule module = FindOne(tensors);
+  EXPECT_EQ(module.name, "m");
+  EXPECT_EQ(module.in_features, 64u);
+  EXPECT_EQ(module.out_features, 24u);
+  EXPECT_EQ(module.groups, 2u);
+  EXPECT_EQ(module.settings.bits, 4);
+  EXPECT_EQ(module.settings.group_size, 32);
+  EXPECT_EQ(module.qweight, checkpoint_->Find("m.qweight"));
+  EXPECT_EQ(module.qzeros, checkpoint_->Find("m.qzeros"));
+  EXPECT_EQ(module.scales, checkpoint_->Find("m.scales"));
+  EXPECT_EQ(module.g_idx, checkpoint_->Find("m.g_idx"));
+  EXPECT_EQ(module.bias, checkpoint_->Find("m.bias"));
+}
+
+TEST_F(GptqModulesTest, ModulesComeInTheOrderOfTheirNames) {
+  Tensors tensors;
+  for (const char* name : {"lm_head", "b", "a"})
+    for (const auto& [part, tensor] : Good())
+      tensors[name + part.substr(1)] = tensor;
+  const auto modules = Find(tensors);
+  ASSERT_TRUE(modules.ok()) << modules.status();
+  std::vector<std::string> names;
+  for (const GptqModule& module : *modules) names.push_back(module.name);
+  EXPECT_THAT(names, ElementsAre("a", "b", "lm_head"));
+}
+
+TEST_F(GptqModulesTest, EveryWidthHasTheShapeOfItsBitString) {
+  for (const int bits : {2, 3, 4, 8}) {
+    for (const uint64_t inputs : {32, 64, 96, 40}) {
+      for (const uint64_t outputs : {1, 8, 31, 32, 64}) {
+        // As many words as the naive writer makes.
+        const uint64_t rows =
+            PackBits(std::vector<uint32_t>(inputs), bits).size();
+        const uint64_t columns =
+            PackBits(std::vector<uint32_t>(outputs), bits).size();
+        const Tensors tensors = {{"m.qweight", {"I32", {rows, outputs}, ""}},
+                                 {"m.qzeros", {"I32", {1, columns}, ""}},
+                                 {"m.scales", {"F32", {1, outputs}, ""}},
+                                 {"m.g_idx", {"I32", {inputs}, ""}}};
+        const GptqModule module = FindOne(
+            tensors, absl::StrCat("{\"bits\":", bits, ",\"group_size\":-1}"));
+        EXPECT_EQ(module.in_features, inputs);
+        EXPECT_EQ(module.out_features, outputs);
+        EXPECT_EQ(module.groups, 1u);
+      }
+    }
+  }
+}
+
+TEST_F(GptqModulesTest, WithoutGIdxTheRowsTellTheInputs) {
+  Tensors tensors = Good();
+  tensors.erase("m.g_idx");
+  const GptqModule module = FindOne(tensors);
+  EXPECT_EQ(module.in_features, 64u);
+  EXPECT_EQ(module.g_idx, nullptr);
+  tensors["m.qweight"].shape = {7, 24};
+  ExpectRefused(tensors, "m.qweight", "no whole number of codes of 3 bits",
+                R"({"bits":3,"group_size":32})");
+}
+
+TEST_F(GptqModulesTest, InputsNeedNotBeAMultipleOfTheGroup) {
+  Tensors tensors = Good();
+  tensors["m.qweight"].shape = {10, 24};
+  tensors["m.g_idx"] = {"I32", {80}, ""};
+  tensors["m.scales"].shape = {3, 24};
+  tensors["m.qzeros"].shape = {3, 3};
+  EXPECT_EQ(FindOne(tensors).groups, 3u);
+}
+
+TEST_F(GptqModulesTest, AMissingGroupSizeIsTakenFromTheShapes) {
+  EXPECT_EQ(FindOne(Good(), R"({"bits":4})").settings.group_size, 32);
+  Tensors tensors = Good();
+  tensors["m.scales"].shape = {1, 24};
+  tensors["m.qzeros"].shape = {1, 3};
+  EXPECT_EQ(FindOne(tensors, R"({"bits":4})").settings.group_size, -1);
+  tensors["m.qweight"].shape = {32, 24};
+  tensors["m.g_idx"] = {"I32", {256}, ""};
+  tensors["m.scales"].shape = {2, 24};
+  tensors["m.qzeros"].shape = {2, 3};
+  EXPECT_EQ(FindOne(tensors, R"({"bits":4})").settings.group_size, 128);
+}
+
+TEST_F(GptqModulesTest, TheTensorsDecideWhatIsQuantised) {
+  const GptqModule module =
+      FindOne(Good(), R"({"bits":4,"group_size":32,"dynamic":{"-:m":{}}})");
+  EXPECT_EQ(module.settings.bits, 4);
+}
+
+TEST_F(GptqModulesTest, MissingTensorsAreNamed) {
+  for (const char* name : {"m.qzeros", "m.scales"}) {
+    Tensors tensors = Good();
+    tensors.erase(name);
+    ExpectRefused(tensors, name, "is missing; it belongs to \"m.qweight\"");
+  }
+}
+
+TEST_F(GptqModulesTest, WrongShapesAndTypesAreNamed) {
+  struct Case {
+    const char* tensor;
+    Tensor changed;
+    const char* part;
+  };
+  const std::vector<Case> cases = {
+      {"m.qweight", {"I32", {6, 24}, ""}, "64 inputs"},
+      {"m.qweight", {"I32", {6, 24}, ""}, "it would fit 3 bits"},
+      {"m.qweight", {"I32", {16, 24}, ""}, "it would fit 8 bits"},
+      {"m.qweight", {"I32", {64, 24}, ""}, "unpacked codes"},
+      {"m.qweight", {"I32", {8, 23}, ""}, "the scales have 24 columns"},
+      {"m.qweight", {"I32", {64, 3}, ""}, "as AWQ does"},
+      {"m.qweight", {"I32", {192}, ""}, "two dimensions"},
+      {"m.qweight", {"I32", {8, 24, 1}, ""}, "two dimensions"},
+      {"m.qweight", {"I32", {0, 24}, ""}, "none of them zero"},
+      {"m.qweight", {"U8", {64, 24}, ""}, "packed codes are I32"},
+      {"m.qzeros", {"I32", {1, 3}, ""}, "the scales have 2 rows"},
+      {"m.qzeros", {"I32", {2, 4}, ""}, "24 outputs at 4 bits"},
+      {"m.qzeros", {"F16", {2, 3}, ""}, "packed codes are I32"},
+      {"m.scales", {"F16", {3, 24}, ""}, "64 inputs in groups of 32"},
+      {"m.scales", {"F16", {24}, ""}, "two dimensions"},
+      {"m.scales", {"I32", {2, 24}, ""}, "scales are F16, BF16 or F32"},
+      {"m.g_idx", {"I64", {64}, ""}, "g_idx is I32"},
+      {"m.g_idx", {"I32", {8, 8}, ""}, "g_idx is I32"},
+      {"m.g_idx", {"I32", {0}, ""}, "g_idx is I32"},
+      {"m.bias", {"F16", {25}, ""}, "24 outputs"},
+      {"m.bias", {"F16", {1, 24}, ""}, "24 outputs"},
+      {"m.bias", {"I32", {24}, ""}, "F16, BF16 or F32"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.part);
+    Tensors tensors = Good();
+    tensors[c.tensor] = c.changed;
+    ExpectRefused(tensors, c.tensor, c.part);
+  }
+}
+
+TEST_F(GptqModulesTest, AConfigurationThatDisagreesWithTheShapesIsNamed) {
+  ExpectRefused(Good(), "m.qweight", "quantize_config.json",
+                R"({"bits":8,"group_size":32})");
+  ExpectRefused(Good(), "m.scales", "groups of 64",
+                R"({"bits":4,"group_size":64})");
+  ExpectRefused(Good(), "m.scales", "groups of -1",
+                R"({"bits":4,"group_size":-1})");
+}
+
+// ---- g_idx ------------------------------------------------------------------
+
+TEST_F(GptqModulesTest, WithoutGIdxRowsAreInOrder) {
+  Tensors tensors = Good();
+  tensors.erase("m.g_idx");
+  const GptqModule module = FindOne(tensors);
+  const auto groups = ReadGroupIndex(*checkpoint_, module);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  for (uint32_t row = 0; row < 64; ++row) EXPECT_EQ((*groups)[row], row / 32);
+}
+
+TEST_F(GptqModulesTest, APermutedGIdxIsReturnedAsItIs) {
+  Tensors tensors = Good();
+  std::vector<int32_t> stored(64);
+  for (int row = 0; row < 64; ++row) stored[row] = row * 7 % 64 / 32;
+  tensors["m.g_idx"].bytes = Words(stored);
+  const GptqModule module = FindOne(tensors);
+  std::vector<std::string> warnings;
+  const auto groups = ReadGroupIndex(*checkpoint_, module, &warnings);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  for (int row = 0; row < 64; ++row)
+    EXPECT_EQ((*groups)[row], static_cast<uint32_t>(stored[row]));
+  EXPECT_THAT(warnings, IsEmpty());
+}
+
+TEST_F(GptqModulesTest, AnAllZeroGIdxCountsAsMissing) {
+  Tensors tensors = Good();
+  tensors["m.g_idx"].bytes = "";
+  GptqModule module = FindOne(tensors);
+  std::vector<std::string> warnings;
+  auto groups = ReadGroupIndex(*checkpoint_, module, &warnings);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_EQ(groups->back(), 1u);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("\"m.g_idx\": all zero")));
+
+  // With one group it is what it says.
+  tensors["m.scales"].shape = {1, 24};
+  tensors["m.qzeros"].shape = {1, 3};
+  module = FindOne(tensors, R"({"bits":4,"group_size":-1})");
+  warnings.clear();
+  groups = ReadGroupIndex(*checkpoint_, module, &warnings);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_EQ(groups->back(), 0u);
+  EXPECT_THAT(warnings, IsEmpty());
+}
+
+TEST_F(GptqModulesTest, GroupsOutsideTheModuleAreNamed) {
+  for (const int32_t wrong : {2, -1, INT32_MAX, INT32_MIN}) {
+    Tensors tensors = Good();
+    std::vector<int32_t> stored(64, 1);
+    stored[5] = wrong;
+    tensors["m.g_idx"].bytes = Words(stored);
+    const GptqModule module = FindOne(tensors);
+    EXPECT_THAT(
+        std::string(ReadGroupIndex(*checkpoint_, module).status().message()),
+        AllOf(HasSubstr("model.safetensors"),
+              HasSubstr(absl::StrCat("\"m.g_idx\": row 5 is in group ", wrong)),
+              HasSubstr("2 groups")));
+  }
+}
+
+TEST_F(GptqModulesTest, UnequalGroupsAreAWarning) {
+  Tensors tensors = Good();
+  std::vector<int32_t> stored(64, 1);
+  stored[0] = 0;
+  tensors["m.g_idx"].bytes = Words(stored);
+  const GptqModule module = FindOne(tensors);
+  std::vector<std::string> warnings;
+  EXPECT_TRUE(ReadGroupIndex(*checkpoint_, module, &warnings).ok());
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("not all of size 32")));
+}
+
+}  // namespace
+}  // namespace quire
