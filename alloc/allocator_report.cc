@@ -50,7 +50,7 @@ Bytes DeviceAllocator::Impl::GetLargestPossible() const {
   const uint64_t page = pool.page_size.value();
   const uint64_t pages =
       pool.growable.value() / page + pool.cached.value() / page +
-      pool.cooling.value() / page + memory_->Reclaimable().value();
+      pool.cooling.value() / page + memory_->ReclaimablePages().value();
   if (pages > 0) {
     return CheckedBytes(PageCount(pages), pool.page_size)
         .value_or(Bytes(UINT64_MAX));

@@ -61,7 +61,9 @@ absl::Status BackingStore::TryCommit(ManagedRange* range, uint64_t first,
     if (!taken.ok()) {
       attempt->shortage = at_limit ? CommitAttempt::Shortage::kLimit
                                    : CommitAttempt::Shortage::kDevice;
-      attempt->missing = unbacked - pool_.cached();
+      // What a device that is full refuses to create is missing as well.
+      attempt->missing =
+          unbacked - pool_.cached() - (at_limit ? pool_.growable() : 0);
       return taken;
     }
     const absl::Status mapped = MapUnbacked(range, first, count, pages);

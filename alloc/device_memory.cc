@@ -115,8 +115,11 @@ void DeviceMemory::AddReclaimer(PageReclaimer* reclaimer) {
 void DeviceMemory::RemoveReclaimer(PageReclaimer* reclaimer) {
   impl_->reclaimers().Remove(reclaimer);
 }
-PageCount DeviceMemory::Reclaimable() const {
+PageCount DeviceMemory::ReclaimablePages() const {
   return impl_->reclaimers().Reclaimable();
+}
+absl::Status DeviceMemory::DescribeShortage(PageCount pages) const {
+  return impl_->DescribeShortage(pages).ToStatus();
 }
 DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
   return impl_->GetStatistics();

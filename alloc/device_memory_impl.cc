@@ -282,13 +282,9 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
 
 // ---- Errors -----------------------------------------------------------------
 
-absl::Status DeviceMemory::Impl::OutOfMemory(AddressRange* range,
-                                             PageCount first,
-                                             uint64_t pages_wanted,
-                                             const absl::Status& cause,
-                                             CommitAttempt::Shortage shortage) {
+OutOfMemoryVerdict DeviceMemory::Impl::DescribeShortage(PageCount pages) {
   ShortageFacts facts;
-  facts.requested = PageBytes(pages_wanted);
+  facts.requested = PageBytes(pages.value());
   facts.reclaimable = PageBytes(reclaimers_.Reclaimable().value());
   facts.device_total = device_total_;
   // Where the driver does not say, the device is taken to have what the pool
@@ -310,11 +306,20 @@ absl::Status DeviceMemory::Impl::OutOfMemory(AddressRange* range,
       facts.owners.emplace_back(owners_->Name(OwnerId(owner)),
                                 PageBytes(by_owner[owner]));
     }
-    if (range != nullptr) {
-      Record(TraceAction::kOutOfMemory, range, first.value(), pages_wanted);
-    }
   }
-  OutOfMemoryVerdict verdict = DiagnoseShortage(std::move(facts));
+  return DiagnoseShortage(std::move(facts));
+}
+
+absl::Status DeviceMemory::Impl::OutOfMemory(AddressRange* range,
+                                             PageCount first,
+                                             uint64_t pages_wanted,
+                                             const absl::Status& cause,
+                                             CommitAttempt::Shortage shortage) {
+  if (range != nullptr) {
+    MutexLock lock(&mutex_);
+    Record(TraceAction::kOutOfMemory, range, first.value(), pages_wanted);
+  }
+  OutOfMemoryVerdict verdict = DescribeShortage(PageCount(pages_wanted));
   if (shortage == CommitAttempt::Shortage::kMappings) {
     verdict.kind = ShortageKind::kMappings;
     verdict.advice = absl::StrCat(

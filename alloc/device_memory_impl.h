@@ -19,6 +19,7 @@
 #include "alloc/reclaimer_list.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/mutex.h"
+#include "quire/alloc/verdict.h"
 
 namespace quire {
 
@@ -63,6 +64,9 @@ class DeviceMemory::Impl {
                            PageCount count) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Prepare(PageCount count) ABSL_LOCKS_EXCLUDED(mutex_);
   PageCount Trim(PageCount keep) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What a commit of so many pages that cannot be had would be told.
+  OutOfMemoryVerdict DescribeShortage(PageCount pages)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   DeviceMemoryStatistics GetStatistics() const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Health() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<Bytes> GetLiveByOwner() const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -453,6 +453,39 @@ TEST_F(DeviceMemoryTest, ReclaimersAreAskedForWhatIsMissingInOrder) {
   }
 }
 
+TEST_F(DeviceMemoryTest, ReclaimersAreNotAskedForWhatCanStillBeCreated) {
+  AddressRange* const held = Reserve(3);
+  ASSERT_TRUE(Commit(held, 0, 3).ok());
+  FakeReclaimer reclaimer(memory_.get(), held);
+  memory_->AddReclaimer(&reclaimer);
+  AddressRange* const range = Reserve(kLimitPages - 2);
+  ASSERT_TRUE(Commit(range, 0, kLimitPages - 2).ok());
+  EXPECT_THAT(reclaimer.asked_, ::testing::ElementsAre(1u));
+  memory_->RemoveReclaimer(&reclaimer);
+  memory_->ReleaseRange(held, Fence());
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryTest, AShortageCanBeSeenAndDescribedBeforeACommit) {
+  AddressRange* const held = Reserve(3);
+  AddressRange* const range = Reserve(kLimitPages - 3);
+  ASSERT_TRUE(Commit(held, 0, 3).ok());
+  ASSERT_TRUE(Commit(range, 0, kLimitPages - 3).ok());
+  EXPECT_EQ(memory_->ReclaimablePages(), PageCount(0));
+  FakeReclaimer reclaimer(memory_.get(), held);
+  memory_->AddReclaimer(&reclaimer);
+  EXPECT_EQ(memory_->ReclaimablePages(), PageCount(3));
+  const absl::Status status = memory_->DescribeShortage(PageCount(4));
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  const auto verdict = OutOfMemoryVerdict::FromStatus(status);
+  ASSERT_TRUE(verdict.has_value()) << status;
+  EXPECT_EQ(verdict->requested, Bytes(4 * kPageBytes));
+  EXPECT_THAT(reclaimer.asked_, IsEmpty());
+  memory_->RemoveReclaimer(&reclaimer);
+  memory_->ReleaseRange(held, Fence());
+  memory_->ReleaseRange(range, Fence());
+}
+
 TEST_F(DeviceMemoryTest, WhatReclaimersGiveMayStillBeCooling) {
   AddressRange* const held = Reserve(kLimitPages);
   ASSERT_TRUE(Commit(held, 0, kLimitPages).ok());

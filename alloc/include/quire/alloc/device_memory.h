@@ -207,8 +207,12 @@ class DeviceMemory {
   // that Reclaim takes, and not from Reclaim.
   void AddReclaimer(PageReclaimer* reclaimer);
   void RemoveReclaimer(PageReclaimer* reclaimer);
-  // What all reclaimers could give now. O(reclaimers).
-  PageCount Reclaimable() const;
+  // What all reclaimers could give now. O(reclaimers). Same rules as
+  // Reclaimable.
+  PageCount ReclaimablePages() const;
+  // The error of a commit of `pages` pages that cannot be had, verdict
+  // included: for callers that see so before they try.
+  absl::Status DescribeShortage(PageCount pages) const;
 
   DeviceMemoryStatistics GetStatistics() const;
   // OK, or the first refusal of the driver that put memory into quarantine. The

@@ -1,0 +1,372 @@
+#include "quire/paging/kv_cache.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "paging/kv_cache_impl.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+absl::Status NoSuchSequence(SequenceId id, const char* purpose) {
+  return absl::NotFoundError(
+      absl::StrCat("KV cache: no sequence ", id.value(), " to ", purpose));
+}
+
+}  // namespace
+
+KvCache::Impl::~Impl() {
+  MutexLock lock(&state_mutex_);
+  for (Sequence& sequence : sequences_) {
+    if (sequence.region)
+      memory_->ReleaseRange(sequence.region->range(), Fence());
+  }
+  for (KvRegion* region : parked_.OldestFirst())
+    memory_->ReleaseRange(region->range(), region->fence());
+}
+
+// ---- Sequences --------------------------------------------------------------
+
+// An id is a slot and how often the slot was released before: found without a
+// hash table, and dead once it is released.
+std::optional<size_t> KvCache::Impl::FindSlot(SequenceId id) const {
+  const uint64_t slot = (id.value() & UINT32_MAX) - 1;
+  if (slot >= sequences_.size() || !sequences_[slot].region ||
+      sequences_[slot].generation != id.value() >> 32)
+    return std::nullopt;
+  return slot;
+}
+
+SequenceId KvCache::Impl::IdOf(size_t slot) const {
+  return SequenceId(uint64_t{sequences_[slot].generation} << 32 | (slot + 1));
+}
+
+absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens) {
+  if (tokens > geometry_.max_tokens())
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache: a sequence of ", tokens, " tokens exceeds the maximum of ",
+        geometry_.max_tokens()));
+  MutexLock operation(&operation_mutex_);
+  QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeRegion(tokens));
+  Demand demand{taken.region, tokens};
+  const auto mapped = Back(std::span(&demand, 1), options_.headroom);
+  MutexLock lock(&state_mutex_);
+  if (!mapped.ok()) {
+    CloseSlot(taken.slot, taken.stamp);
+    return mapped.status();
+  }
+  sequences_[taken.slot].length = tokens;
+  tokens_ += tokens;
+  if (taken.stamp != 0) ++adoptions_;
+  return IdOf(taken.slot);
+}
+
+absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeRegion(
+    uint64_t tokens) {
+  {
+    MutexLock lock(&state_mutex_);
+    if (!HasFreeSlot())
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "KV cache: all ", options_.max_sequences, " sequences are in use"));
+    ParkedRegions::Entry parked = parked_.TakeBestFit(tokens);
+    if (parked.region) return OpenSlot(std::move(parked));
+  }
+  QUIRE_ASSIGN_OR_RETURN(
+      AddressRange * range,
+      memory_->ReserveRange(geometry_.pages(), options_.owner));
+  MutexLock lock(&state_mutex_);
+  return OpenSlot({std::make_unique<KvRegion>(&geometry_, range)});
+}
+
+KvCache::Impl::Taken KvCache::Impl::OpenSlot(ParkedRegions::Entry entry) {
+  if (free_slots_.empty()) {
+    free_slots_.push_back(sequences_.size());
+    sequences_.emplace_back();
+  }
+  const size_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  KvRegion* const region = entry.region.get();
+  sequences_[slot].region = std::move(entry.region);
+  Modify(region, [](KvRegion* r) { r->set_parked(false); });
+  return {slot, entry.stamp, region};
+}
+
+// A stamp says that the sequence never was: the region goes back to where it
+// stood, or, where it was reserved for the sequence, is released.
+void KvCache::Impl::CloseSlot(size_t slot, std::optional<uint64_t> stamp) {
+  Sequence& sequence = sequences_[slot];
+  tokens_ -= sequence.length;
+  sequence.length = 0;
+  ++sequence.generation;
+  free_slots_.push_back(slot);
+  std::unique_ptr<KvRegion> region = std::move(sequence.region);
+  Modify(region.get(), [](KvRegion* r) {
+    r->set_used_tokens(0);
+    r->set_parked(true);
+  });
+  if (region->damaged() || stamp == uint64_t{0}) {
+    Dispose(std::move(region));
+  } else if (stamp) {
+    parked_.PutBack({std::move(region), *stamp});
+  } else {
+    parked_.Park(std::move(region));
+  }
+}
+
+void KvCache::Impl::Dispose(std::unique_ptr<KvRegion> region) {
+  totals_.Subtract(*region);
+  reclaimable_.store(totals_.spare, std::memory_order_relaxed);
+  memory_->ReleaseRange(region->range(), region->fence());
+}
+
+absl::Status KvCache::Impl::Step(std::span<const SequenceStep> steps) {
+  MutexLock operation(&operation_mutex_);
+  std::vector<Demand> demands;
+  demands.reserve(steps.size());
+  {
+    MutexLock lock(&state_mutex_);
+    ++attempted_steps_;
+    for (const SequenceStep& step : steps) {
+      const auto slot = FindSlot(step.sequence);
+      if (!slot) return NoSuchSequence(step.sequence, "step");
+      if (step.length > geometry_.max_tokens())
+        return absl::InvalidArgumentError(
+            absl::StrCat("KV cache: a step of sequence ", step.sequence.value(),
+                         " to ", step.length, " tokens exceeds the maximum of ",
+                         geometry_.max_tokens()));
+      Sequence& sequence = sequences_[*slot];
+      if (sequence.step == attempted_steps_)
+        return absl::InvalidArgumentError(
+            absl::StrCat("KV cache: sequence ", step.sequence.value(),
+                         " is in one step twice"));
+      sequence.step = attempted_steps_;
+      if (step.length > sequence.region->used_tokens())
+        demands.push_back({sequence.region.get(), step.length});
+    }
+  }
+  QUIRE_ASSIGN_OR_RETURN(const bool mapped, Back(demands, PageCount(0)));
+  MutexLock lock(&state_mutex_);
+  for (const SequenceStep& step : steps) {
+    Sequence& sequence = sequences_[*FindSlot(step.sequence)];
+    tokens_ = tokens_ - sequence.length + step.length;
+    sequence.length = step.length;
+  }
+  ++steps_;
+  if (!mapped) ++steps_without_mapping_;
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Impl::Shrink(SequenceId id, uint64_t length,
+                                   const Fence& fence) {
+  MutexLock operation(&operation_mutex_);
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "shrink");
+  Sequence& sequence = sequences_[*slot];
+  if (length > sequence.length)
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV cache: sequence ", id.value(), " has ",
+                     sequence.length, " tokens and cannot shrink to ", length));
+  tokens_ -= sequence.length - length;
+  sequence.length = length;
+  KvRegion* const region = sequence.region.get();
+  region->set_fence(fence);
+  Modify(region, [&](KvRegion* r) { r->set_used_tokens(length); });
+  return GiveBack(region, region->spare()).status();
+}
+
+absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
+  MutexLock operation(&operation_mutex_);
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "release");
+  sequences_[*slot].region->set_fence(fence);
+  CloseSlot(*slot, std::nullopt);
+  return absl::OkStatus();
+}
+
+// ---- Reading ----------------------------------------------------------------
+
+absl::StatusOr<KvCache::LayerView> KvCache::Impl::View(SequenceId id,
+                                                       uint32_t layer) const {
+  const KvLayout& layout = geometry_.layout();
+  if (layer >= layout.shape().layers)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache: no layer ", layer, " of ", layout.shape().layers));
+  const KvLayout::LayerPlace place = layout.PlaceOf(layer);
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "view");
+  const uint64_t base = sequences_[*slot].region->range()->address().value() +
+                        geometry_.Offset(place.group).value();
+  return LayerView{DeviceAddress(base + place.key_offset.value()),
+                   DeviceAddress(base + place.value_offset.value()),
+                   place.row_stride};
+}
+
+absl::StatusOr<uint64_t> KvCache::Impl::Length(SequenceId id) const {
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "measure");
+  return sequences_[*slot].length;
+}
+
+uint64_t KvCache::Impl::AdmissibleTokens() const {
+  {
+    MutexLock lock(&state_mutex_);
+    if (!HasFreeSlot()) return 0;
+  }
+  const auto pages =
+      CheckedSubtract(GetSupply().in_all.value(), options_.headroom.value());
+  if (!pages) return 0;
+  // The longest length whose pages suffice: they grow with the length.
+  uint64_t fits = 0;
+  uint64_t too_long = geometry_.max_tokens() + 1;
+  while (too_long - fits > 1) {
+    const uint64_t middle = fits + (too_long - fits) / 2;
+    (geometry_.PagesOf(middle).value() <= *pages ? fits : too_long) = middle;
+  }
+  return fits;
+}
+
+KvCacheStatistics KvCache::Impl::GetStatistics() const {
+  MutexLock lock(&state_mutex_);
+  const auto bytes = [&](uint64_t pages) {
+    return Bytes(pages * geometry_.page_size().value());
+  };
+  KvCacheStatistics statistics;
+  statistics.sequences =
+      static_cast<uint32_t>(sequences_.size() - free_slots_.size());
+  statistics.parked_regions = static_cast<uint32_t>(parked_.size());
+  statistics.tokens = tokens_;
+  statistics.used = Bytes(tokens_ * geometry_.layout().TokenBytes().value());
+  statistics.committed = bytes(totals_.admitted);
+  statistics.parked = bytes(totals_.parked);
+  statistics.reclaimable = bytes(totals_.spare);
+  statistics.reserved = bytes((statistics.sequences + parked_.size()) *
+                              geometry_.pages().value());
+  statistics.adoptions = adoptions_;
+  statistics.steps = steps_;
+  statistics.steps_without_mapping = steps_without_mapping_;
+  return statistics;
+}
+
+absl::Status KvCache::Impl::CheckRegion(const KvRegion& region,
+                                        Totals* counted) const {
+  QUIRE_RETURN_IF_ERROR(region.CheckInvariants());
+  for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
+    const PageCount live = memory_->CommittedPages(
+        region.range(), geometry_.FirstPage(group),
+        geometry_.PagesOf(group, geometry_.max_tokens()));
+    if (live != region.committed(group))
+      return absl::InternalError(
+          absl::StrCat("group ", group, " has ", live.value(),
+                       " live pages, kept ", region.committed(group).value()));
+  }
+  counted->Add(region);
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Impl::CheckInvariants() const {
+  MutexLock operation(&operation_mutex_);
+  MutexLock lock(&state_mutex_);
+  Totals counted;
+  uint64_t tokens = 0;
+  size_t free = 0;
+  for (size_t slot = 0; slot < sequences_.size(); ++slot) {
+    const Sequence& sequence = sequences_[slot];
+    if (!sequence.region) {
+      ++free;
+      continue;
+    }
+    const KvRegion& region = *sequence.region;
+    QUIRE_RETURN_IF_ERROR(CheckRegion(region, &counted));
+    if (region.parked() || sequence.length > region.used_tokens() ||
+        region.MappingWork(region.used_tokens()) != PageCount(0))
+      return absl::InternalError(
+          absl::StrCat("sequence ", IdOf(slot).value(), " of ", sequence.length,
+                       " tokens is not backed for ", region.used_tokens()));
+    tokens += sequence.length;
+  }
+  for (const KvRegion* region : parked_.OldestFirst()) {
+    QUIRE_RETURN_IF_ERROR(CheckRegion(*region, &counted));
+    if (!region->parked() || region->used_tokens() != 0)
+      return absl::InternalError("a parked region is in use");
+  }
+  if (free != free_slots_.size() || tokens != tokens_ || counted != totals_ ||
+      totals_.spare != reclaimable_.load(std::memory_order_relaxed))
+    return absl::InternalError(absl::StrCat(
+        "counted ", free, " free slots, ", tokens, " tokens and ",
+        counted.admitted, " admitted, ", counted.parked, " parked, ",
+        counted.spare, " spare pages; kept ", free_slots_.size(), ", ", tokens_,
+        ", ", totals_.admitted, ", ", totals_.parked, ", ", totals_.spare));
+  return absl::OkStatus();
+}
+
+// ---- The public face --------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(
+    DeviceMemory* memory, const KvLayout& layout,
+    const KvCacheOptions& options) {
+  if (options.max_sequences == 0)
+    return absl::InvalidArgumentError("KV cache: max_sequences is 0");
+  QUIRE_ASSIGN_OR_RETURN(
+      const RegionGeometry geometry,
+      RegionGeometry::Create(layout, options.max_sequence_length,
+                             memory->page_size()));
+  const Bytes region(geometry.pages().value() * memory->page_size().value());
+  const Bytes addresses = memory->GetStatistics().address_space;
+  if (region > addresses)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache: a sequence of max_sequence_length ",
+        options.max_sequence_length, " takes ", FormatBytes(region),
+        " of addresses, the device memory has ", FormatBytes(addresses)));
+  std::unique_ptr<KvCache> cache(
+      new KvCache(std::make_unique<Impl>(memory, geometry, options)));
+  cache->memory_ = memory;
+  memory->AddReclaimer(cache.get());
+  return cache;
+}
+
+KvCache::KvCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+KvCache::~KvCache() { memory_->RemoveReclaimer(this); }
+
+const KvLayout& KvCache::layout() const { return impl_->geometry().layout(); }
+uint64_t KvCache::max_sequence_length() const {
+  return impl_->geometry().max_tokens();
+}
+absl::StatusOr<SequenceId> KvCache::Admit(uint64_t tokens) {
+  return impl_->Admit(tokens);
+}
+absl::Status KvCache::Step(std::span<const SequenceStep> steps) {
+  return impl_->Step(steps);
+}
+absl::Status KvCache::Shrink(SequenceId sequence, uint64_t length,
+                             const Fence& fence) {
+  return impl_->Shrink(sequence, length, fence);
+}
+absl::Status KvCache::Release(SequenceId sequence, const Fence& fence) {
+  return impl_->Release(sequence, fence);
+}
+absl::StatusOr<KvCache::LayerView> KvCache::View(SequenceId sequence,
+                                                 uint32_t layer) const {
+  return impl_->View(sequence, layer);
+}
+absl::StatusOr<uint64_t> KvCache::Length(SequenceId sequence) const {
+  return impl_->Length(sequence);
+}
+uint64_t KvCache::AdmissibleTokens() const { return impl_->AdmissibleTokens(); }
+KvCacheStatistics KvCache::GetStatistics() const {
+  return impl_->GetStatistics();
+}
+absl::Status KvCache::CheckInvariants() const {
+  return impl_->CheckInvariants();
+}
+PageCount KvCache::Reclaim(PageCount wanted) { return impl_->Reclaim(wanted); }
+PageCount KvCache::Reclaimable() const { return impl_->Reclaimable(); }
+std::string KvCache::ReclaimerName() const { return "parked KV regions"; }
+
+}  // namespace quire

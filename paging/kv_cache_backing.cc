@@ -1,0 +1,172 @@
+// The pages under the sequences: committed, given back, reclaimed.
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "paging/kv_cache_impl.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/alloc/verdict.h"
+
+namespace quire {
+
+absl::StatusOr<bool> KvCache::Impl::Back(std::span<Demand> demands,
+                                         PageCount headroom) {
+  std::vector<PlannedRun> plan;
+  PageCount missing;
+  {
+    MutexLock lock(&state_mutex_);
+    std::vector<PageRun> runs;
+    for (Demand& demand : demands) {
+      demand.previous = demand.region->used_tokens();
+      Modify(demand.region,
+             [&](KvRegion* r) { r->set_used_tokens(demand.tokens); });
+      runs.clear();
+      demand.region->AppendMissing(&runs);
+      for (const PageRun& run : runs) {
+        plan.push_back({demand.region, run});
+        missing = Plus(missing, run.count);
+      }
+    }
+  }
+  if (plan.empty() && headroom.zero()) return false;
+
+  const Supply supply = GetSupply();
+  const absl::Status status = Plus(missing, headroom) > supply.in_all
+                                  ? Shortage(missing, headroom)
+                                  : CommitPlan(plan, supply);
+  if (!status.ok()) {
+    MutexLock lock(&state_mutex_);
+    for (const Demand& demand : demands)
+      Modify(demand.region,
+             [&](KvRegion* r) { r->set_used_tokens(demand.previous); });
+    return status;
+  }
+  return !plan.empty();
+}
+
+// Pages ahead are worth no wait and nobody else's page: they are mapped where
+// the supply has them at once, and left out where that fails all the same.
+absl::Status KvCache::Impl::CommitPlan(std::span<const PlannedRun> plan,
+                                       Supply supply) {
+  if (!options_.map_ahead.zero()) {
+    const std::vector<PlannedRun> ahead = WithMapAhead(plan);
+    PageCount wanted = options_.headroom;
+    for (const PlannedRun& planned : ahead)
+      wanted = Plus(wanted, planned.run.count);
+    if (wanted <= supply.at_once && CommitRuns(ahead).ok())
+      return absl::OkStatus();
+  }
+  return CommitRuns(plan);
+}
+
+std::vector<KvCache::Impl::PlannedRun> KvCache::Impl::WithMapAhead(
+    std::span<const PlannedRun> plan) const {
+  std::vector<PlannedRun> ahead(plan.begin(), plan.end());
+  for (PlannedRun& planned : ahead) {
+    const PageCount capacity =
+        geometry_.PagesOf(planned.run.group, geometry_.max_tokens());
+    planned.run.count =
+        std::min(Plus(planned.run.count, options_.map_ahead),
+                 PageCount(capacity.value() - planned.run.first.value()));
+  }
+  return ahead;
+}
+
+absl::Status KvCache::Impl::CommitRuns(std::span<const PlannedRun> runs) {
+  absl::Status status;
+  size_t done = 0;
+  for (; done < runs.size(); ++done) {
+    const auto& [region, run] = runs[done];
+    status = memory_->Commit(region->range(), SlotInRange(run), run.count);
+    if (!status.ok()) break;
+  }
+  MutexLock lock(&state_mutex_);
+  if (absl::IsDataLoss(status)) runs[done].region->set_damaged();
+  for (size_t i = 0; i < done; ++i) {
+    const auto& [region, run] = runs[i];
+    Modify(region, [&run = run](KvRegion* r) {
+      r->set_committed(run.group, Plus(run.first, run.count));
+    });
+    // Under the region's fence: a page that still cooled became live again, and
+    // is no safer to re-use than before. A refusal is the region's damage, and
+    // not what the caller should hear of.
+    if (!status.ok()) Decommit(region, run).IgnoreError();
+  }
+  return status;
+}
+
+absl::Status KvCache::Impl::Decommit(KvRegion* region, const PageRun& run) {
+  const absl::Status status = memory_->Decommit(
+      region->range(), SlotInRange(run), run.count, region->fence());
+  Modify(region, [&](KvRegion* r) { r->set_committed(run.group, run.first); });
+  if (!status.ok()) region->set_damaged();
+  return status;
+}
+
+absl::StatusOr<PageCount> KvCache::Impl::GiveBack(KvRegion* region,
+                                                  PageCount wanted) {
+  PageCount given;
+  for (const PageRun& run : region->SpareRuns(wanted)) {
+    QUIRE_RETURN_IF_ERROR(Decommit(region, run));
+    given = Plus(given, run.count);
+  }
+  return given;
+}
+
+// Cheapest loss first: parked regions in the order of parking, then what
+// admitted sequences have to spare; and in a second round the pages that only
+// cool, because a kernel may still read them.
+PageCount KvCache::Impl::Reclaim(PageCount wanted) {
+  MutexLock lock(&state_mutex_);
+  std::vector<KvRegion*> regions = parked_.OldestFirst();
+  for (const Sequence& sequence : sequences_) {
+    if (sequence.region) regions.push_back(sequence.region.get());
+  }
+  PageCount given;
+  for (const bool complete_only : {true, false}) {
+    for (KvRegion* region : regions) {
+      if (given >= wanted) break;
+      if (region->spare().zero()) continue;
+      if (complete_only && !region->FenceIsComplete()) continue;
+      // A region that the driver refuses is skipped: the next one may serve.
+      const auto pages =
+          GiveBack(region, PageCount(wanted.value() - given.value()));
+      if (pages.ok()) given = Plus(given, *pages);
+    }
+  }
+  for (std::unique_ptr<KvRegion>& region : parked_.TakeDamaged())
+    Dispose(std::move(region));
+  // With no page left to give, what is short may be addresses.
+  if (given < wanted) {
+    for (std::unique_ptr<KvRegion>& region : parked_.TakeEmpty())
+      Dispose(std::move(region));
+  }
+  return given;
+}
+
+KvCache::Impl::Supply KvCache::Impl::GetSupply() const {
+  const DeviceMemoryStatistics memory = memory_->GetStatistics();
+  const auto pages = [&](Bytes bytes) {
+    return PageCount(bytes.value() / geometry_.page_size().value());
+  };
+  Supply supply;
+  supply.at_once = Plus(pages(memory.growable), pages(memory.cached));
+  supply.in_all = Plus(Plus(supply.at_once, pages(memory.cooling)),
+                       memory_->ReclaimablePages());
+  return supply;
+}
+
+absl::Status KvCache::Impl::Shortage(PageCount wanted,
+                                     PageCount headroom) const {
+  const absl::Status status = memory_->DescribeShortage(Plus(wanted, headroom));
+  auto verdict = OutOfMemoryVerdict::FromStatus(status);
+  if (!verdict) return status;
+  verdict->advice += absl::StrCat(
+      "; the KV cache needs ", wanted.value(), " pages and a headroom of ",
+      headroom.value(), ": release or preempt a sequence, or try again later");
+  return verdict->ToStatus();
+}
+
+}  // namespace quire

@@ -1,0 +1,175 @@
+#include "paging/kv_region.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire {
+namespace {
+
+// What `a` has beyond `b`.
+uint64_t Beyond(PageCount a, PageCount b) {
+  return CheckedSubtract(a.value(), b.value()).value_or(0);
+}
+
+}  // namespace
+
+// ---- RegionGeometry ---------------------------------------------------------
+
+absl::StatusOr<RegionGeometry> RegionGeometry::Create(const KvLayout& layout,
+                                                      uint64_t max_tokens,
+                                                      Bytes page_size) {
+  if (max_tokens == 0)
+    return absl::InvalidArgumentError("KV cache: max_sequence_length is 0");
+  const auto pages = layout.PagesForTokens(max_tokens, page_size);
+  const auto bytes = pages ? CheckedBytes(*pages, page_size) : std::nullopt;
+  if (!bytes)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache: max_sequence_length is ", max_tokens, ", which at ",
+        layout.TokenBytes().value(), " bytes per token exceeds 2^64 bytes"));
+  return RegionGeometry(layout, max_tokens, page_size, *pages);
+}
+
+PageCount RegionGeometry::FirstPage(uint32_t group) const {
+  return PageCount(PagesOf(0, max_tokens_).value() * group);
+}
+
+Bytes RegionGeometry::Offset(uint32_t group) const {
+  return Bytes(FirstPage(group).value() * page_size_.value());
+}
+
+PageCount RegionGeometry::PagesOf(uint32_t group, uint64_t tokens) const {
+  return PagesFor(Bytes(layout_.RowBytes(group).value() * tokens), page_size_);
+}
+
+PageCount RegionGeometry::PagesOf(uint64_t tokens) const {
+  const uint32_t last = layout_.groups() - 1;
+  return PageCount(PagesOf(0, tokens).value() * last +
+                   PagesOf(last, tokens).value());
+}
+
+// ---- KvRegion ---------------------------------------------------------------
+
+KvRegion::KvRegion(const RegionGeometry* geometry, AddressRange* range)
+    : geometry_(geometry),
+      range_(range),
+      committed_(geometry->layout().groups()) {}
+
+void KvRegion::set_committed(uint32_t group, PageCount count) {
+  const PageCount old = committed_[group];
+  const PageCount needed = Needed(group);
+  committed_[group] = count;
+  total_committed_ =
+      PageCount(total_committed_.value() - old.value() + count.value());
+  spare_ =
+      PageCount(spare_.value() - Beyond(old, needed) + Beyond(count, needed));
+}
+
+void KvRegion::set_used_tokens(uint64_t tokens) {
+  used_tokens_ = tokens;
+  const PageCount full = geometry_->PagesOf(0, tokens);
+  const PageCount last =
+      geometry_->PagesOf(static_cast<uint32_t>(committed_.size()) - 1, tokens);
+  if (full == needed_full_ && last == needed_last_) return;
+  needed_full_ = full;
+  needed_last_ = last;
+  RecountSpare();
+}
+
+PageCount KvRegion::MappingWork(uint64_t tokens) const {
+  const size_t last = committed_.size() - 1;
+  const PageCount full = geometry_->PagesOf(0, tokens);
+  uint64_t work =
+      Beyond(geometry_->PagesOf(static_cast<uint32_t>(last), tokens),
+             committed_[last]);
+  for (size_t group = 0; group < last; ++group)
+    work += Beyond(full, committed_[group]);
+  return PageCount(work);
+}
+
+void KvRegion::AppendMissing(std::vector<PageRun>* runs) const {
+  for (uint32_t group = 0; group < committed_.size(); ++group) {
+    const uint64_t missing = Beyond(Needed(group), committed_[group]);
+    if (missing > 0)
+      runs->push_back({group, committed_[group], PageCount(missing)});
+  }
+}
+
+std::vector<PageRun> KvRegion::SpareRuns(PageCount wanted) const {
+  const auto count = static_cast<uint32_t>(committed_.size());
+  // What a cut of every part down to `level` pages would give back.
+  const auto cut = [&](uint32_t group, uint64_t level) {
+    return Beyond(committed_[group], std::max(Needed(group), PageCount(level)));
+  };
+  const auto cut_all = [&](uint64_t level) {
+    uint64_t sum = 0;
+    for (uint32_t group = 0; group < count; ++group) sum += cut(group, level);
+    return sum;
+  };
+  const uint64_t target = std::min(wanted, spare_).value();
+  if (target == 0) return {};
+
+  // The highest level that gives enough: cut_all falls as the level rises.
+  uint64_t enough = 0;
+  uint64_t too_high =
+      std::max_element(committed_.begin(), committed_.end())->value();
+  while (too_high - enough > 1) {
+    const uint64_t middle = enough + (too_high - enough) / 2;
+    (cut_all(middle) >= target ? enough : too_high) = middle;
+  }
+  // One level higher gives too little, so a page each of some parts makes the
+  // difference: the first parts that the last level cuts keep theirs.
+  uint64_t surplus = cut_all(enough) - target;
+  std::vector<PageRun> runs;
+  for (uint32_t group = 0; group < count; ++group) {
+    uint64_t taken = cut(group, enough);
+    if (surplus > 0 && taken > cut(group, enough + 1)) {
+      --taken;
+      --surplus;
+    }
+    if (taken > 0)
+      runs.push_back({group, PageCount(committed_[group].value() - taken),
+                      PageCount(taken)});
+  }
+  return runs;
+}
+
+bool KvRegion::FenceIsComplete() {
+  const absl::StatusOr<bool> complete = fence_.IsComplete();
+  if (!complete.ok() || !*complete) return false;
+  fence_ = Fence();  // its events go back to the driver
+  return true;
+}
+
+absl::Status KvRegion::CheckInvariants() const {
+  uint64_t committed = 0;
+  uint64_t spare = 0;
+  for (uint32_t group = 0; group < committed_.size(); ++group) {
+    const PageCount capacity =
+        geometry_->PagesOf(group, geometry_->max_tokens());
+    if (committed_[group] > capacity)
+      return absl::InternalError(absl::StrCat("group ", group, " has ",
+                                              committed_[group].value(),
+                                              " pages of ", capacity.value()));
+    committed += committed_[group].value();
+    spare += Beyond(committed_[group], geometry_->PagesOf(group, used_tokens_));
+  }
+  if (committed != total_committed_.value() || spare != spare_.value())
+    return absl::InternalError(absl::StrCat(
+        "counted ", committed, " committed and ", spare, " spare pages, kept ",
+        total_committed_.value(), " and ", spare_.value()));
+  return absl::OkStatus();
+}
+
+PageCount KvRegion::Needed(uint32_t group) const {
+  return group + 1 == committed_.size() ? needed_last_ : needed_full_;
+}
+
+void KvRegion::RecountSpare() {
+  uint64_t spare = 0;
+  for (uint32_t group = 0; group < committed_.size(); ++group)
+    spare += Beyond(committed_[group], Needed(group));
+  spare_ = PageCount(spare);
+}
+
+}  // namespace quire

@@ -1,0 +1,158 @@
+// One sequence's addresses and the pages under them: arithmetic only.
+//
+// A region is ONE address range for all layer groups, cut into one page-aligned
+// part per group, rather than a range per group:
+//   - it exists or it does not: reserving and releasing have no half-way state
+//     that would have to be rolled back;
+//   - all regions of a cache are of one size, so that addresses never fragment
+//     and any parked region fits any sequence;
+//   - an address leads to its sequence by one look-up.
+// A range per group would save nothing: parts of different groups are never
+// adjacent pages, so that commits are per group either way.
+//
+//   | group 0: capacity pages | group 1: capacity pages | ... | last group |
+//   | committed ... unbacked  | committed ... unbacked  |
+//
+// Backing is a prefix of each part. Pages behind those that the tokens in use
+// need are *spare*: no kernel queued since touches them, so they may be given
+// back at any time, under the region's fence. In a parked region no token is in
+// use and every page is spare.
+
+#ifndef QUIRE_PAGING_KV_REGION_H_
+#define QUIRE_PAGING_KV_REGION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/device_memory.h"
+#include "quire/alloc/fence.h"
+#include "quire/alloc/units.h"
+#include "quire/paging/kv_layout.h"
+
+namespace quire {
+
+// A sum of page counts; what does not fit stays at the largest number, which
+// every comparison with a supply refuses.
+constexpr PageCount Plus(PageCount a, PageCount b) {
+  return PageCount(CheckedAdd(a.value(), b.value()).value_or(UINT64_MAX));
+}
+
+// What all regions of a cache have in common. Immutable.
+class RegionGeometry {
+ public:
+  // Errors: kInvalidArgument where max_tokens is 0 or a region does not fit in
+  // 64 bits of address. REQUIRES: page_size > 0.
+  static absl::StatusOr<RegionGeometry> Create(const KvLayout& layout,
+                                               uint64_t max_tokens,
+                                               Bytes page_size);
+
+  const KvLayout& layout() const { return layout_; }
+  uint64_t max_tokens() const { return max_tokens_; }
+  Bytes page_size() const { return page_size_; }
+  // Of addresses, over all groups.
+  PageCount pages() const { return pages_; }
+
+  // Where a group's part starts. REQUIRES: group < layout().groups().
+  PageCount FirstPage(uint32_t group) const;
+  Bytes Offset(uint32_t group) const;
+  // The pages that `tokens` tokens need in one group, and in all of them.
+  // REQUIRES: tokens <= max_tokens().
+  PageCount PagesOf(uint32_t group, uint64_t tokens) const;
+  PageCount PagesOf(uint64_t tokens) const;
+
+ private:
+  RegionGeometry(const KvLayout& layout, uint64_t max_tokens, Bytes page_size,
+                 PageCount pages)
+      : layout_(layout),
+        max_tokens_(max_tokens),
+        page_size_(page_size),
+        pages_(pages) {}
+
+  KvLayout layout_;
+  uint64_t max_tokens_;
+  Bytes page_size_;
+  PageCount pages_;
+};
+
+// Page slots of one group's part, counted from the start of the part.
+struct PageRun {
+  uint32_t group;
+  PageCount first;
+  PageCount count;
+};
+
+// Not thread-safe: the cache's state lock guards it.
+class KvRegion {
+ public:
+  // `geometry` must outlive the region. `range` may be null in tests of the
+  // arithmetic.
+  KvRegion(const RegionGeometry* geometry, AddressRange* range);
+
+  AddressRange* range() const { return range_; }
+
+  // Live pages: a prefix of each part.
+  PageCount committed(uint32_t group) const { return committed_[group]; }
+  PageCount committed() const { return total_committed_; }
+  // O(1).
+  void set_committed(uint32_t group, PageCount count);
+
+  // Whether no sequence has it.
+  bool parked() const { return parked_; }
+  void set_parked(bool parked) { parked_ = parked; }
+
+  // Whether the driver refused a call, and slots are lost: such a region is
+  // released and never parked.
+  bool damaged() const { return damaged_; }
+  void set_damaged() { damaged_ = true; }
+
+  // The tokens that kernels may touch: the longest length since the region was
+  // taken or shrunk, not the last length, since a kernel that was queued for a
+  // longer one may still run.
+  uint64_t used_tokens() const { return used_tokens_; }
+  // O(1) where no page boundary is crossed, O(groups) elsewhere.
+  void set_used_tokens(uint64_t tokens);
+
+  // Committed pages that used_tokens does not need. O(1).
+  PageCount spare() const { return spare_; }
+
+  // Pages that would have to be mapped for `tokens` tokens. O(groups).
+  PageCount MappingWork(uint64_t tokens) const;
+  // The runs that used_tokens needs and that are not committed.
+  void AppendMissing(std::vector<PageRun>* runs) const;
+  // Spare pages to give back, min(wanted, spare()) in all: from the longest
+  // parts first, since the next sequence, if shorter, needs their tails least.
+  std::vector<PageRun> SpareRuns(PageCount wanted) const;
+
+  // True where no kernel uses the spare pages, or those that cool, any more. An
+  // event that cannot be queried counts as not complete: the region stays
+  // parked, and the driver's error shows at the next mapping.
+  bool FenceIsComplete();
+  const Fence& fence() const { return fence_; }
+  void set_fence(const Fence& fence) { fence_ = fence; }
+
+  // An error names what does not hold.
+  absl::Status CheckInvariants() const;
+
+ private:
+  PageCount Needed(uint32_t group) const;
+  void RecountSpare();
+
+  const RegionGeometry* geometry_;
+  AddressRange* range_;
+  std::vector<PageCount> committed_;  // by group
+  PageCount total_committed_;
+  PageCount spare_;
+  bool parked_ = true;
+  bool damaged_ = false;
+  uint64_t used_tokens_ = 0;
+  // For used_tokens_: in every group but the last, and in the last.
+  PageCount needed_full_;
+  PageCount needed_last_;
+  Fence fence_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_PAGING_KV_REGION_H_
