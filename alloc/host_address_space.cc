@@ -95,26 +95,11 @@ void HostAddressSpace::ReleaseInKernel(uint64_t address, uint64_t size) {
 absl::Status HostAddressSpace::Map(uint64_t address,
                                    std::span<const PhysicalPage> pages,
                                    std::vector<PageHandle>* mapped) {
-  uint64_t size = 0;
-  for (const PhysicalPage& page : pages) {
-    const auto sum = CheckedAdd(size, page.size);
-    if (!sum) {
-      return absl::InvalidArgumentError(
-          "Map: the pages together exceed 64 bits");
-    }
-    size = *sum;
-  }
-  QUIRE_RETURN_IF_ERROR(table_.CheckMap(address, size));
-
+  QUIRE_ASSIGN_OR_RETURN(std::vector<PageMapping> mappings,
+                         table_.PlanMap(address, pages));
+  const uint64_t size = mappings.back().end() - address;
   const uint64_t before = CountAround(address, size);
-  std::vector<PageMapping> mappings;
-  mappings.reserve(pages.size());
-  uint64_t next = address;
-  for (const PhysicalPage& page : pages) {
-    mappings.push_back({next, page});
-    table_.AddMapping(mappings.back());
-    next += page.size;
-  }
+  for (const PageMapping& mapping : mappings) table_.AddMapping(mapping);
   const uint64_t needed =
       kernel_mappings_ + CountAround(address, size) - before;
   const auto forget = [&] {

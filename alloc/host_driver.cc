@@ -458,10 +458,7 @@ absl::Status HostDriverImpl::FreePinned(void* memory) {
 absl::Status HostDriverImpl::DoFreePinned(void* memory) {
   MutexLock lock(&memory_mutex_);
   const auto found = pinned_.find(memory);
-  if (found == pinned_.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("FreePinned: %p is not pinned memory", memory));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckPinned(memory, found != pinned_.end()));
   munmap(memory, found->second);
   pinned_.erase(found);
   return absl::OkStatus();

@@ -1,7 +1,7 @@
 #include "alloc/mapping_table.h"
 
 #include <algorithm>
-#include <string>
+#include <iterator>
 
 #include "absl/strings/str_format.h"
 #include "quire/alloc/status_macros.h"
@@ -85,6 +85,24 @@ absl::Status MappingTable::CheckMap(uint64_t address, uint64_t size) const {
       found.quarantined
           ? "in quarantine"
           : absl::StrFormat("mapped to page %d", found.page.handle.value())));
+}
+
+absl::StatusOr<std::vector<PageMapping>> MappingTable::PlanMap(
+    uint64_t address, std::span<const PhysicalPage> pages) const {
+  std::vector<PageMapping> mappings;
+  mappings.reserve(pages.size());
+  uint64_t size = 0;
+  for (const PhysicalPage& page : pages) {
+    mappings.push_back({address + size, page});
+    const auto sum = CheckedAdd(size, page.size);
+    if (!sum) {
+      return absl::InvalidArgumentError(
+          "Map: the pages together exceed 64 bits");
+    }
+    size = *sum;
+  }
+  QUIRE_RETURN_IF_ERROR(CheckMap(address, size));
+  return mappings;
 }
 
 void MappingTable::AddMapping(const PageMapping& mapping) {

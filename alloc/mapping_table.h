@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -63,8 +65,10 @@ class MappingTable {
   void RemoveReservation(uint64_t address);
 
   // ---- Mappings ----
-  // OK where the range lies in one reservation and nothing is mapped in it.
-  absl::Status CheckMap(uint64_t address, uint64_t size) const;
+  // The mappings of `pages`, side by side from `address` on. OK where they lie
+  // in one reservation and nothing is mapped there. Adds nothing.
+  absl::StatusOr<std::vector<PageMapping>> PlanMap(
+      uint64_t address, std::span<const PhysicalPage> pages) const;
   void AddMapping(const PageMapping& mapping);
   // Puts addresses that no longer belong to the driver in quarantine: nothing
   // is ever mapped there again. REQUIRES: nothing is mapped there.
@@ -93,6 +97,7 @@ class MappingTable {
   // OK where the range is aligned and lies in one reservation.
   absl::Status CheckReserved(const char* call, uint64_t address,
                              uint64_t size) const;
+  absl::Status CheckMap(uint64_t address, uint64_t size) const;
   // The first mapping that ends behind `address`.
   std::map<uint64_t, PageMapping>::const_iterator FirstEndingBehind(
       uint64_t address) const;

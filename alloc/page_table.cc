@@ -47,6 +47,10 @@ absl::StatusOr<std::vector<PhysicalPage>> PageTable::FindRun(
   return run;
 }
 
+uint64_t PageTable::MappingCount(PageHandle handle) const {
+  return entries_.find(handle)->second.mappings;
+}
+
 absl::StatusOr<std::optional<PhysicalPage>> PageTable::Release(
     PageHandle handle) {
   const auto entry = entries_.find(handle);

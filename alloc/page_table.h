@@ -45,6 +45,9 @@ class PageTable {
   absl::StatusOr<std::vector<PhysicalPage>> FindRun(
       std::span<const PageHandle> handles) const;
 
+  // How often the page is mapped. REQUIRES: `handle` names a page that is held.
+  uint64_t MappingCount(PageHandle handle) const;
+
   // Drops the handle. The result is the page where it is free now.
   absl::StatusOr<std::optional<PhysicalPage>> Release(PageHandle handle);
 

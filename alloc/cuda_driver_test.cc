@@ -1,0 +1,410 @@
+#include "quire/alloc/cuda_driver.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "alloc/cuda_driver_impl.h"
+#include "alloc/cuda_fake.h"
+#include "alloc/cuda_function_table.h"
+
+namespace quire {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr Bytes kPage = MiB(2);
+constexpr uint64_t kPageBytes = kPage.value();
+
+#define EXPECT_STATUS(code_, text, expression)                     \
+  do {                                                             \
+    const absl::Status status_ = (expression);                     \
+    EXPECT_EQ(status_.code(), absl::StatusCode::code_) << status_; \
+    EXPECT_THAT(std::string(status_.message()), HasSubstr(text));  \
+  } while (false)
+
+// ---- Start ------------------------------------------------------------------
+
+TEST(CudaFunctionTableTest, SaysWhyThereIsNoDriver) {
+  EXPECT_STATUS(kUnavailable, "libquire-no-such-driver.so.1",
+                LoadCudaFunctionTable("libquire-no-such-driver.so.1").status());
+  // A library, but not the driver.
+  EXPECT_STATUS(kUnavailable, "no cuGetProcAddress",
+                LoadCudaFunctionTable("libm.so.6").status());
+}
+
+TEST(CudaDriverStartTest, IsThereOrUnavailableOnAnyMachine) {
+  const auto driver = CreateCudaDriver();
+  if (driver.ok()) {
+    EXPECT_GT((*driver)->device_count(), 0);
+    return;
+  }
+  EXPECT_EQ(driver.status().code(), absl::StatusCode::kUnavailable)
+      << driver.status();
+  EXPECT_FALSE(driver.status().message().empty());
+}
+
+TEST(CudaDriverStartTest, IsUnavailableWithoutAUsableDevice) {
+  FakeCuda cuda;
+  cuda.device_count = 0;
+  EXPECT_STATUS(kUnavailable, "no CUDA device",
+                CreateCudaDriverOn(cuda.Table()).status());
+  cuda.device_count = 1;
+  cuda.has_virtual_memory = false;
+  EXPECT_STATUS(kUnavailable, "no virtual memory management",
+                CreateCudaDriverOn(cuda.Table()).status());
+  cuda.has_virtual_memory = true;
+  for (const char* const function :
+       {"cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
+        "cuDeviceGetAttribute", "cuDeviceTotalMem",
+        "cuMemGetAllocationGranularity"}) {
+    cuda.FailCall(function, 1, CUDA_ERROR_UNKNOWN);
+    EXPECT_STATUS(kUnavailable, function,
+                  CreateCudaDriverOn(cuda.Table()).status());
+  }
+  EXPECT_TRUE(CreateCudaDriverOn(cuda.Table()).ok());
+  EXPECT_TRUE(cuda.Empty());
+}
+
+// ---- With a device ----------------------------------------------------------
+
+class CudaDriverTest : public ::testing::Test {
+ protected:
+  CudaDriverTest() { Start(); }
+  ~CudaDriverTest() override {
+    driver_.reset();
+    EXPECT_TRUE(cuda_.Empty()) << "the driver left something behind";
+  }
+
+  void Start() {
+    driver_ = nullptr;
+    auto driver = CreateCudaDriverOn(cuda_.Table());
+    ASSERT_TRUE(driver.ok()) << driver.status();
+    driver_ = *std::move(driver);
+  }
+  DeviceAddress Reserve(uint64_t pages) {
+    return *driver_->ReserveAddress(Bytes(pages * kPageBytes), Bytes(0));
+  }
+  PageHandle CreatePage(DeviceId device = DeviceId(0)) {
+    return *driver_->CreatePage(device, kPage);
+  }
+  std::vector<PageHandle> CreatePages(int count) {
+    std::vector<PageHandle> pages;
+    for (int i = 0; i < count; ++i) pages.push_back(CreatePage());
+    return pages;
+  }
+  static DeviceAddress At(DeviceAddress base, uint64_t page) {
+    return *CheckedAdd(base, Bytes(page * kPageBytes));
+  }
+  bool AllAccessible() const {
+    for (const auto& [address, mapping] : cuda_.mappings) {
+      if (!mapping.access.contains(0)) return false;
+    }
+    return true;
+  }
+
+  FakeCuda cuda_;
+  std::unique_ptr<Driver> driver_;
+};
+
+TEST_F(CudaDriverTest, DescribesItsDevices) {
+  EXPECT_EQ(driver_->name(), "cuda");
+  EXPECT_FALSE(driver_->device_memory_is_host_memory());
+  const auto info = driver_->GetDeviceInfo(DeviceId(0));
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(info->name, "fake");
+  EXPECT_EQ(info->total_memory, MiB(128));
+  EXPECT_EQ(info->minimum_granularity, kPage);
+  CreatePage();
+  EXPECT_EQ(driver_->GetMemoryInfo(DeviceId(0))->free, MiB(126));
+  EXPECT_STATUS(kInvalidArgument, "no device 1",
+                driver_->GetMemoryInfo(DeviceId(1)).status());
+}
+
+TEST_F(CudaDriverTest, MapsARunWithOneAccessCall) {
+  const DeviceAddress base = Reserve(4);
+  ASSERT_TRUE(driver_->Map(At(base, 1), CreatePages(3)).ok());
+  EXPECT_THAT(cuda_.mappings, SizeIs(3));
+  EXPECT_TRUE(AllAccessible());
+  EXPECT_EQ(cuda_.CallsOf("cuMemSetAccess"), 1);
+  ASSERT_TRUE(driver_->Unmap(At(base, 1), Bytes(3 * kPageBytes)).ok());
+  EXPECT_THAT(cuda_.mappings, IsEmpty());
+  EXPECT_TRUE(driver_->ReleaseAddress(base, Bytes(4 * kPageBytes)).ok());
+}
+
+TEST_F(CudaDriverTest, GrantsAccessToEveryPeerThatReachesTheDevice) {
+  cuda_.device_count = 3;
+  cuda_.peers_reach_each_other = true;
+  Start();
+  const DeviceAddress base = Reserve(1);
+  ASSERT_TRUE(driver_->Map(base, std::vector{CreatePage(DeviceId(1))}).ok());
+  EXPECT_THAT(cuda_.mappings.begin()->second.access, ElementsAre(0, 1, 2));
+}
+
+TEST_F(CudaDriverTest, AMapThatFailsAtAnyStepIsUndone) {
+  const DeviceAddress base = Reserve(3);
+  const std::vector<PageHandle> pages = CreatePages(3);
+  for (int step = 1; step <= 4; ++step) {
+    const char* const function = step <= 3 ? "cuMemMap" : "cuMemSetAccess";
+    cuda_.FailCall(function, step <= 3 ? step : 1, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_STATUS(kResourceExhausted, function, driver_->Map(base, pages));
+    EXPECT_THAT(cuda_.mappings, IsEmpty()) << "step " << step;
+  }
+  EXPECT_TRUE(driver_->Map(base, pages).ok());
+  EXPECT_TRUE(AllAccessible());
+}
+
+TEST_F(CudaDriverTest, AMapThatCannotBeUndoneIsQuarantined) {
+  const DeviceAddress base = Reserve(3);
+  const std::vector<PageHandle> pages = CreatePages(3);
+  cuda_.FailCall("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  cuda_.FailCall("cuMemUnmap", 2, CUDA_ERROR_UNKNOWN);
+  EXPECT_STATUS(kDataLoss, "quarantine", driver_->Map(base, pages));
+  // Only the page that could not be undone is lost.
+  EXPECT_THAT(cuda_.mappings, SizeIs(1));
+  EXPECT_STATUS(kFailedPrecondition, "in quarantine",
+                driver_->Map(At(base, 1), std::vector{pages[1]}));
+  EXPECT_STATUS(kFailedPrecondition, "quarantine",
+                driver_->Unmap(At(base, 1), kPage));
+  EXPECT_STATUS(kFailedPrecondition, "quarantine",
+                driver_->ReleaseAddress(base, Bytes(3 * kPageBytes)));
+  EXPECT_TRUE(driver_->Map(base, std::vector{pages[0]}).ok());
+  EXPECT_TRUE(driver_->Map(At(base, 2), std::vector{pages[2]}).ok());
+  // The page is still mapped, so its memory is not given up.
+  EXPECT_TRUE(driver_->ReleasePage(pages[1]).ok());
+  EXPECT_THAT(cuda_.handles, SizeIs(3));
+}
+
+TEST_F(CudaDriverTest, AnUnmapThatFailsIsUndone) {
+  const DeviceAddress base = Reserve(3);
+  const std::vector<PageHandle> pages = CreatePages(3);
+  ASSERT_TRUE(driver_->Map(base, pages).ok());
+  // Also where the handle is released: the memory must still be there.
+  ASSERT_TRUE(driver_->ReleasePage(pages[0]).ok());
+  for (int step = 1; step <= 3; ++step) {
+    cuda_.FailCall("cuMemUnmap", step, CUDA_ERROR_UNKNOWN);
+    EXPECT_STATUS(kInternal, "cuMemUnmap",
+                  driver_->Unmap(base, Bytes(3 * kPageBytes)));
+    EXPECT_THAT(cuda_.mappings, SizeIs(3)) << "step " << step;
+    EXPECT_TRUE(AllAccessible()) << "step " << step;
+  }
+  EXPECT_TRUE(driver_->Unmap(base, Bytes(3 * kPageBytes)).ok());
+}
+
+TEST_F(CudaDriverTest, AnUnmapThatCannotBeUndoneIsQuarantined) {
+  for (const char* const function : {"cuMemMap", "cuMemSetAccess"}) {
+    const DeviceAddress base = Reserve(3);
+    ASSERT_TRUE(driver_->Map(base, CreatePages(3)).ok());
+    cuda_.FailCall("cuMemUnmap", 3, CUDA_ERROR_UNKNOWN);
+    cuda_.FailCall(function, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_STATUS(kDataLoss, "quarantine",
+                  driver_->Unmap(base, Bytes(3 * kPageBytes)));
+    EXPECT_STATUS(kFailedPrecondition, "quarantine",
+                  driver_->Map(base, CreatePages(1)));
+    // The page that was never unmapped is as it was.
+    EXPECT_TRUE(driver_->Unmap(At(base, 2), kPage).ok());
+  }
+}
+
+TEST_F(CudaDriverTest, AReleasedPageLivesUntilItsLastMapping) {
+  const DeviceAddress base = Reserve(2);
+  const PageHandle page = CreatePage();
+  ASSERT_TRUE(driver_->Map(base, std::vector{page, page}).ok());
+  ASSERT_TRUE(driver_->ReleasePage(page).ok());
+  EXPECT_STATUS(kNotFound, "was released", driver_->ReleasePage(page));
+  ASSERT_TRUE(driver_->Unmap(base, kPage).ok());
+  EXPECT_EQ(driver_->GetMemoryInfo(DeviceId(0))->free, MiB(126));
+  ASSERT_TRUE(driver_->Unmap(At(base, 1), kPage).ok());
+  EXPECT_EQ(driver_->GetMemoryInfo(DeviceId(0))->free, MiB(128));
+  EXPECT_THAT(cuda_.handles, IsEmpty());
+}
+
+TEST_F(CudaDriverTest, AReleaseThatFailsKeepsThePage) {
+  const PageHandle page = CreatePage();
+  cuda_.FailCall("cuMemRelease", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_STATUS(kInternal, "cuMemRelease", driver_->ReleasePage(page));
+  EXPECT_TRUE(driver_->ReleasePage(page).ok());
+}
+
+TEST_F(CudaDriverTest, OutOfMemoryAndOutOfAddressesAreToldApart) {
+  CreatePages(64);
+  const absl::Status memory = driver_->CreatePage(DeviceId(0), kPage).status();
+  EXPECT_STATUS(kResourceExhausted,
+                "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY: out of memory", memory);
+  EXPECT_STATUS(kResourceExhausted, "2.00 MiB of physical memory on device 0",
+                memory);
+  cuda_.FailCall("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_STATUS(kResourceExhausted, "out of addresses",
+                driver_->ReserveAddress(kPage, Bytes(0)).status());
+  // A result that the driver itself cannot name.
+  cuda_.FailCall("cuMemAddressReserve", 1, static_cast<CUresult>(12345));
+  EXPECT_STATUS(kInternal, "error 12345",
+                driver_->ReserveAddress(kPage, Bytes(0)).status());
+}
+
+TEST_F(CudaDriverTest, RefusesMisuseBeforeTheDriverIsAsked) {
+  const DeviceAddress base = Reserve(2);
+  const PageHandle page = CreatePage();
+  const int maps = cuda_.CallsOf("cuMemMap");
+  EXPECT_STATUS(kInvalidArgument, "one reserved range",
+                driver_->Map(At(base, 1), std::vector{page, page}));
+  EXPECT_STATUS(kNotFound, "page 99",
+                driver_->Map(base, std::vector{page, PageHandle(99)}));
+  EXPECT_STATUS(kInvalidArgument, "no pages", driver_->Map(base, {}));
+  EXPECT_EQ(cuda_.CallsOf("cuMemMap"), maps);
+  EXPECT_STATUS(kInvalidArgument, "granularity",
+                driver_->CreatePage(DeviceId(0), KiB(64)).status());
+  EXPECT_STATUS(kInvalidArgument, "alignment 3",
+                driver_->ReserveAddress(kPage, Bytes(3)).status());
+  ASSERT_TRUE(driver_->Map(base, std::vector{page}).ok());
+  EXPECT_STATUS(kFailedPrecondition, "still mapped",
+                driver_->ReleaseAddress(base, Bytes(2 * kPageBytes)));
+  EXPECT_STATUS(kFailedPrecondition, "nothing is mapped",
+                driver_->Unmap(base, Bytes(2 * kPageBytes)));
+}
+
+// ---- Streams, events, work --------------------------------------------------
+
+TEST_F(CudaDriverTest, AnEventThatIsNotReadyIsNoError) {
+  const StreamId stream = *driver_->CreateStream(DeviceId(0));
+  const EventId event = *driver_->CreateEvent(DeviceId(0));
+  ASSERT_TRUE(driver_->RecordEvent(event, stream).ok());
+  cuda_.events_are_complete = false;
+  EXPECT_FALSE(*driver_->QueryEvent(event));
+  cuda_.events_are_complete = true;
+  EXPECT_TRUE(*driver_->QueryEvent(event));
+  cuda_.FailCall("cuEventQuery", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_STATUS(kInternal, "cuEventQuery", driver_->QueryEvent(event).status());
+  EXPECT_TRUE(driver_->SynchronizeEvent(event).ok());
+  EXPECT_TRUE(driver_->WaitEvent(stream, event).ok());
+}
+
+TEST_F(CudaDriverTest, WorksInTheContextOfTheDeviceWhateverIsCurrent) {
+  cuda_.device_count = 2;
+  Start();
+  const auto foreign = reinterpret_cast<CUcontext>(0xF00);
+  cuda_.context_stack.push_back(foreign);
+  for (const int32_t device : {1, 0}) {
+    const StreamId stream = *driver_->CreateStream(DeviceId(device));
+    const EventId event = *driver_->CreateEvent(DeviceId(device));
+    const DeviceAddress base = Reserve(2);
+    ASSERT_TRUE(driver_
+                    ->Map(base, std::vector{CreatePage(DeviceId(device)),
+                                            CreatePage(DeviceId(device))})
+                    .ok());
+    uint8_t byte = 0;
+    EXPECT_TRUE(driver_->CopyToDevice(base, &byte, Bytes(1), stream).ok());
+    EXPECT_TRUE(driver_->CopyToHost(&byte, base, Bytes(1), stream).ok());
+    EXPECT_TRUE(
+        driver_->CopyOnDevice(base, At(base, 1), Bytes(1), stream).ok());
+    EXPECT_TRUE(driver_->Fill(base, 1, kPage, stream).ok());
+    EXPECT_TRUE(driver_->RecordEvent(event, stream).ok());
+    EXPECT_TRUE(driver_->WaitEvent(stream, event).ok());
+    EXPECT_TRUE(driver_->SynchronizeStream(stream).ok());
+    EXPECT_TRUE(driver_->DestroyEvent(event).ok());
+    EXPECT_TRUE(driver_->DestroyStream(stream).ok());
+  }
+  EXPECT_THAT(cuda_.context_stack, ElementsAre(foreign));
+  cuda_.context_stack.clear();
+}
+
+TEST_F(CudaDriverTest, RetainsTheContextsOfDevicesInUseOnly) {
+  cuda_.device_count = 3;
+  Start();
+  Reserve(1);
+  CreatePage(DeviceId(1));
+  EXPECT_EQ(cuda_.CallsOf("cuDevicePrimaryCtxRetain"), 0);
+  for (int i = 0; i < 3; ++i)
+    ASSERT_TRUE(driver_->CreateStream(DeviceId(2)).ok());
+  ASSERT_TRUE(driver_->AllocatePinned(KiB(4)).ok());
+  EXPECT_EQ(cuda_.CallsOf("cuDevicePrimaryCtxRetain"), 1);
+  EXPECT_EQ(cuda_.retained[2], 1);
+  cuda_.FailCall("cuDevicePrimaryCtxRetain", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_STATUS(kResourceExhausted, "cuDevicePrimaryCtxRetain",
+                driver_->CreateStream(DeviceId(0)).status());
+  EXPECT_TRUE(driver_->CreateStream(DeviceId(0)).ok());
+}
+
+TEST_F(CudaDriverTest, CopiesAreCheckedAtTheCall) {
+  const StreamId stream = *driver_->CreateStream(DeviceId(0));
+  const DeviceAddress base = Reserve(2);
+  ASSERT_TRUE(driver_->Map(base, CreatePages(1)).ok());
+  uint8_t byte = 0;
+  EXPECT_STATUS(kInvalidArgument, "nothing is mapped",
+                driver_->CopyToDevice(At(base, 1), &byte, Bytes(1), stream));
+  EXPECT_STATUS(kInvalidArgument, "null",
+                driver_->CopyToHost(nullptr, base, Bytes(1), stream));
+  EXPECT_STATUS(kInvalidArgument, "overlap",
+                driver_->CopyOnDevice(base, base, Bytes(1), stream));
+  EXPECT_STATUS(kNotFound, "stream 77",
+                driver_->Fill(base, 0, Bytes(1), StreamId(77)));
+  cuda_.FailCall("cuMemsetD8Async", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_STATUS(kInternal, "cuMemsetD8Async",
+                driver_->Fill(base, 0, Bytes(1), stream));
+}
+
+TEST_F(CudaDriverTest, HostFunctionsRunOnceAndAreNeverLeaked) {
+  const StreamId stream = *driver_->CreateStream(DeviceId(0));
+  auto owned = std::make_shared<int>(0);
+  const auto count = [owned] { ++*owned; };
+  ASSERT_TRUE(driver_->LaunchHostFunction(stream, count).ok());
+  cuda_.FailCall("cuLaunchHostFunc", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_STATUS(kInternal, "cuLaunchHostFunc",
+                driver_->LaunchHostFunction(stream, count));
+  EXPECT_EQ(*owned, 1);
+  EXPECT_EQ(owned.use_count(), 2) << "this test's pointer and `count`'s";
+  EXPECT_STATUS(kInvalidArgument, "no function",
+                driver_->LaunchHostFunction(stream, nullptr));
+}
+
+TEST_F(CudaDriverTest, DestroyThatFailsKeepsTheObject) {
+  const StreamId stream = *driver_->CreateStream(DeviceId(0));
+  const EventId event = *driver_->CreateEvent(DeviceId(0));
+  cuda_.FailCall("cuStreamDestroy", 1, CUDA_ERROR_UNKNOWN);
+  cuda_.FailCall("cuEventDestroy", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_STATUS(kInternal, "cuStreamDestroy", driver_->DestroyStream(stream));
+  EXPECT_STATUS(kInternal, "cuEventDestroy", driver_->DestroyEvent(event));
+  EXPECT_TRUE(driver_->DestroyStream(stream).ok());
+  EXPECT_TRUE(driver_->DestroyEvent(event).ok());
+  EXPECT_STATUS(kNotFound, "stream", driver_->DestroyStream(stream));
+  EXPECT_STATUS(kNotFound, "event", driver_->DestroyEvent(event));
+}
+
+TEST_F(CudaDriverTest, PinnedMemoryIsFreedOnce) {
+  void* const memory = *driver_->AllocatePinned(KiB(4));
+  cuda_.FailCall("cuMemFreeHost", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_STATUS(kInternal, "cuMemFreeHost", driver_->FreePinned(memory));
+  EXPECT_TRUE(driver_->FreePinned(memory).ok());
+  EXPECT_STATUS(kInvalidArgument, "not pinned", driver_->FreePinned(memory));
+  EXPECT_STATUS(kInvalidArgument, "size is 0",
+                driver_->AllocatePinned(Bytes(0)).status());
+}
+
+TEST_F(CudaDriverTest, CountsItsCalls) {
+  CreatePages(2);
+  EXPECT_FALSE(driver_->Map(DeviceAddress(), {}).ok());
+  const DriverCallStatistics statistics = driver_->GetCallStatistics();
+  EXPECT_EQ(statistics.CountOf("CreatePage"), 2u);
+  EXPECT_EQ(statistics.CountOf("Map"), 1u);
+  EXPECT_EQ(statistics.total_count(), 3u);
+}
+
+// The fixture's end checks that all of it goes back.
+TEST_F(CudaDriverTest, TheEndGivesEverythingBack) {
+  const DeviceAddress base = Reserve(4);
+  const std::vector<PageHandle> pages = CreatePages(3);
+  ASSERT_TRUE(driver_->Map(base, pages).ok());
+  ASSERT_TRUE(driver_->ReleasePage(pages[0]).ok());
+  ASSERT_TRUE(driver_->CreateStream(DeviceId(0)).ok());
+  ASSERT_TRUE(driver_->CreateEvent(DeviceId(0)).ok());
+  ASSERT_TRUE(driver_->AllocatePinned(KiB(4)).ok());
+}
+
+}  // namespace
+}  // namespace quire
