@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <string>
+
 #include "absl/strings/str_format.h"
+#include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
@@ -19,28 +22,45 @@ using GetProcAddressV2 = CUresult (*)(const char* symbol, void** function,
                                       int version, cuuint64_t flags,
                                       CUdriverProcAddressQueryResult* status);
 
+absl::Status Unusable(const char* library, const std::string& reason) {
+  return absl::UnavailableError(
+      absl::StrFormat("no usable CUDA driver: %s %s", library, reason));
+}
+
 class Resolver {
  public:
-  explicit Resolver(void* library)
-      : v1_(reinterpret_cast<GetProcAddressV1>(
-            dlsym(library, "cuGetProcAddress"))),
+  // `library` is the name of `handle`, for messages.
+  Resolver(const char* library, void* handle)
+      : library_(library),
+        v1_(reinterpret_cast<GetProcAddressV1>(
+            dlsym(handle, "cuGetProcAddress"))),
         v2_(reinterpret_cast<GetProcAddressV2>(
-            dlsym(library, "cuGetProcAddress_v2"))) {}
+            dlsym(handle, "cuGetProcAddress_v2"))) {}
 
-  bool usable() const { return v1_ != nullptr || v2_ != nullptr; }
-
-  // Null where the driver has no such function.
-  void* Find(const char* name) const {
+  absl::StatusOr<void*> Find(const char* name) const {
+    if (v1_ == nullptr && v2_ == nullptr) {
+      return Unusable(library_,
+                      "has no cuGetProcAddress; CUDA 11.3 or later is needed");
+    }
     void* function = nullptr;
     const CUresult result = v2_ != nullptr
                                 ? v2_(name, &function, kInterfaceVersion,
                                       CU_GET_PROC_ADDRESS_DEFAULT, nullptr)
                                 : v1_(name, &function, kInterfaceVersion,
                                       CU_GET_PROC_ADDRESS_DEFAULT);
-    return result == CUDA_SUCCESS ? function : nullptr;
+    if (result == CUDA_ERROR_STUB_LIBRARY) {
+      return Unusable(library_, "is the toolkit's stub for linking");
+    }
+    if (result != CUDA_SUCCESS || function == nullptr) {
+      return Unusable(library_,
+                      absl::StrFormat("has no function %s (error %d)", name,
+                                      static_cast<int>(result)));
+    }
+    return function;
   }
 
  private:
+  const char* const library_;
   const GetProcAddressV1 v1_;
   const GetProcAddressV2 v2_;
 };
@@ -54,20 +74,12 @@ absl::StatusOr<CudaFunctionTable> LoadCudaFunctionTable(const char* library) {
     return absl::UnavailableError(absl::StrFormat(
         "no CUDA driver: %s", reason != nullptr ? reason : "dlopen failed"));
   }
-  const Resolver resolver(handle);
-  if (!resolver.usable()) {
-    return absl::UnavailableError(absl::StrFormat(
-        "no usable CUDA driver: %s has no cuGetProcAddress; CUDA 11.3 or later "
-        "is needed",
-        library));
-  }
+  const Resolver resolver(library, handle);
   CudaFunctionTable table;
 #define QUIRE_RESOLVE_CUDA_FUNCTION(member, name, declaration)           \
-  table.member =                                                         \
-      reinterpret_cast<decltype(&::declaration)>(resolver.Find(name));   \
-  if (table.member == nullptr) {                                         \
-    return absl::UnavailableError(absl::StrFormat(                       \
-        "no usable CUDA driver: %s has no function %s", library, name)); \
+  {                                                                      \
+    QUIRE_ASSIGN_OR_RETURN(void* const function, resolver.Find(name));   \
+    table.member = reinterpret_cast<decltype(&::declaration)>(function); \
   }
   QUIRE_CUDA_FUNCTIONS(QUIRE_RESOLVE_CUDA_FUNCTION)
 #undef QUIRE_RESOLVE_CUDA_FUNCTION
