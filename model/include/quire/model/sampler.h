@@ -37,11 +37,17 @@ class Sampler {
   explicit Sampler(const SamplingOptions& options);
 
   // `history`: the prompt and what was chosen so far. NaN logits are never
-  // chosen; where all are NaN or -inf, kInternal.
+  // chosen; where all are NaN or -inf, kInternal. Of equal logits the lower id
+  // comes first, also where top-k or top-p ends among them.
   absl::StatusOr<TokenId> Sample(std::span<const float> logits,
                                  std::span<const TokenId> history);
 
  private:
+  // Draws by scores_, of which `best` is the largest.
+  TokenId Draw(float best);
+  template <typename Weight, typename Before>
+  void KeepTopP(Weight weight, Before before);
+
   SamplingOptions options_;
   std::mt19937_64 random_;
   // Scratch, kept to avoid an allocation per token.

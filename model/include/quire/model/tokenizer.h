@@ -1,24 +1,26 @@
-// Text to token ids and back: byte-level BPE, as Hugging Face's `tokenizers`
-// does it, from tokenizer.json or from a GGUF's metadata.
+// Text to token ids and back: BPE, byte-level or of SentencePiece's kind, as
+// Hugging Face's `tokenizers` does it, from tokenizer.json or from a GGUF's
+// metadata.
 
 #ifndef QUIRE_MODEL_TOKENIZER_H_
 #define QUIRE_MODEL_TOKENIZER_H_
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include "absl/status/statusor.h"
 
 namespace quire {
 
 using TokenId = int32_t;
+
+class DecodeRun;
 
 // Immutable after creation, so thread-safe.
 class Tokenizer {
@@ -27,10 +29,12 @@ class Tokenizer {
   // pre-tokenizers, ... that are not supported are refused by name.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromTokenizerJson(
       const nlohmann::json& json, const std::string& origin);
-  // `metadata`: Checkpoint::gguf_metadata().
+  // `metadata`: Checkpoint::gguf_metadata(). Splits, merges and adds BOS as the
+  // model's own tokenizer.json does, which the names in it stand for.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromGguf(
       const nlohmann::json& metadata, const std::string& origin);
-  // From the folder's tokenizer.json, or the metadata of a .gguf file.
+  // From the folder's tokenizer.json (that beside a .safetensors file), or the
+  // metadata of a .gguf file.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
       const std::string& model_path);
   ~Tokenizer();
@@ -53,23 +57,34 @@ class Tokenizer {
 
  private:
   class Impl;
+  friend class TextStream;
+
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 
 // Turns tokens into text as they come: holds back the bytes of a character
-// until it is whole.
+// until it is whole. All it returns, joined, is what Decode gives for all
+// tokens at once.
 class TextStream {
  public:
-  explicit TextStream(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
-  // What can be printed after this token; may be empty.
+  // `tokenizer` must outlive the stream.
+  explicit TextStream(const Tokenizer* tokenizer,
+                      bool skip_special_tokens = false);
+  ~TextStream();
+  TextStream(TextStream&&) noexcept;
+  TextStream& operator=(TextStream&&) noexcept;
+
+  // What can be printed after this token; may be empty. An id that does not
+  // exist adds nothing.
   std::string Push(TokenId token);
-  // What is left: cut characters as U+FFFD.
+  // What is left: cut characters as U+FFFD. Called once, last.
   std::string Finish();
 
  private:
   const Tokenizer* tokenizer_;
-  std::vector<TokenId> pending_;
+  bool skip_special_tokens_;
+  std::unique_ptr<DecodeRun> run_;
 };
 
 }  // namespace quire

@@ -1,0 +1,152 @@
+#include "model/tokenizer/normalizer.h"
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "model/tokenizer/byte_level.h"
+#include "model/tokenizer/normalization_forms.h"
+#include "model/tokenizer/pattern.h"
+#include "model/tokenizer/unicode.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+using Result = absl::StatusOr<std::unique_ptr<Normalizer>>;
+
+// Sequences in sequences.
+constexpr int kMaxDepth = 16;
+
+class UnicodeForm : public Normalizer {
+ public:
+  explicit UnicodeForm(NormalizationForm form) : form_(form) {}
+  void Normalize(std::string* text) const override {
+    *text = NormalizeTo(form_, *text);
+  }
+
+ private:
+  const NormalizationForm form_;
+};
+
+class Prepend : public Normalizer {
+ public:
+  explicit Prepend(std::string prefix) : prefix_(std::move(prefix)) {}
+  void Normalize(std::string* text) const override {
+    if (!text->empty()) text->insert(0, prefix_);
+  }
+
+ private:
+  const std::string prefix_;
+};
+
+class Replace : public Normalizer {
+ public:
+  Replace(Pattern pattern, std::string content)
+      : pattern_(std::move(pattern)), content_(std::move(content)) {}
+  void Normalize(std::string* text) const override {
+    std::string result;
+    for (const PatternSpan& span : pattern_.Find(*text)) {
+      if (span.is_match) {
+        result += content_;
+      } else {
+        result.append(*text, span.begin, span.end - span.begin);
+      }
+    }
+    *text = std::move(result);
+  }
+
+ private:
+  const Pattern pattern_;
+  const std::string content_;
+};
+
+class Strip : public Normalizer {
+ public:
+  Strip(bool left, bool right) : left_(left), right_(right) {}
+  void Normalize(std::string* text) const override {
+    size_t begin = 0, end = text->size();
+    while (left_ && begin < end) {
+      const DecodedCharacter c = DecodeUtf8(*text, begin);
+      if (!IsWhitespace(c.code_point)) break;
+      begin += c.length;
+    }
+    while (right_ && begin < end) {
+      const size_t last = PreviousCharacter(*text, end);
+      if (!IsWhitespace(DecodeUtf8(*text, last).code_point)) break;
+      end = last;
+    }
+    *text = text->substr(begin, end - begin);
+  }
+
+ private:
+  const bool left_;
+  const bool right_;
+};
+
+class ToByteLevel : public Normalizer {
+ public:
+  void Normalize(std::string* text) const override {
+    *text = BytesToByteLevel(*text);
+  }
+};
+
+class Sequence : public Normalizer {
+ public:
+  explicit Sequence(std::vector<std::unique_ptr<Normalizer>> parts)
+      : parts_(std::move(parts)) {}
+  void Normalize(std::string* text) const override {
+    for (const auto& part : parts_) part->Normalize(text);
+  }
+
+ private:
+  const std::vector<std::unique_ptr<Normalizer>> parts_;
+};
+
+Result Parse(const JsonReader& json, int depth) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string type, json.String("type"));
+  if (type == "NFC") {
+    return std::make_unique<UnicodeForm>(NormalizationForm::kNfc);
+  }
+  if (type == "NFD") {
+    return std::make_unique<UnicodeForm>(NormalizationForm::kNfd);
+  }
+  if (type == "NFKC") {
+    return std::make_unique<UnicodeForm>(NormalizationForm::kNfkc);
+  }
+  if (type == "NFKD") {
+    return std::make_unique<UnicodeForm>(NormalizationForm::kNfkd);
+  }
+  if (type == "ByteLevel") return std::make_unique<ToByteLevel>();
+  if (type == "Prepend") {
+    QUIRE_ASSIGN_OR_RETURN(std::string prefix, json.String("prepend"));
+    return std::make_unique<Prepend>(std::move(prefix));
+  }
+  if (type == "Replace") {
+    QUIRE_ASSIGN_OR_RETURN(Pattern pattern, Pattern::FromJson(json, "pattern"));
+    QUIRE_ASSIGN_OR_RETURN(std::string content, json.String("content"));
+    return std::make_unique<Replace>(std::move(pattern), std::move(content));
+  }
+  if (type == "Strip") {
+    QUIRE_ASSIGN_OR_RETURN(const bool left, json.BoolOr("strip_left", true));
+    QUIRE_ASSIGN_OR_RETURN(const bool right, json.BoolOr("strip_right", true));
+    return std::make_unique<Strip>(left, right);
+  }
+  if (type == "Sequence") {
+    if (depth == kMaxDepth) return json.Unsupported("such deep nesting");
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<JsonReader> elements,
+                           json.Array("normalizers"));
+    std::vector<std::unique_ptr<Normalizer>> parts;
+    for (const JsonReader& element : elements) {
+      QUIRE_ASSIGN_OR_RETURN(parts.emplace_back(), Parse(element, depth + 1));
+    }
+    return std::make_unique<Sequence>(std::move(parts));
+  }
+  return json.Unsupported("the normalizer " + type);
+}
+
+}  // namespace
+
+Result ParseNormalizer(const JsonReader& json) { return Parse(json, 0); }
+
+}  // namespace quire
