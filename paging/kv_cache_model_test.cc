@@ -257,7 +257,7 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
 };
 
 TEST_P(KvCacheModelTest, EveryElementReadsBackAndEveryPageIsCounted) {
-  for (int round = 0; round < 1500; ++round) {
+  for (int round = 0; round < 700; ++round) {
     SCOPED_TRACE(round);
     switch (Below(10)) {
       case 0:
@@ -292,8 +292,8 @@ TEST_P(KvCacheModelTest, EveryElementReadsBackAndEveryPageIsCounted) {
   for (const auto& [id, shadow] : shadows_)
     ASSERT_EQ(shadow.FirstWrongToken(), shadow.length());
   // The memory was tight, and regions went from hand to hand.
-  EXPECT_GT(refusals_, 50);
-  EXPECT_GT(cache_->GetStatistics().adoptions, 50u);
+  EXPECT_GT(refusals_, 20);
+  EXPECT_GT(cache_->GetStatistics().adoptions, 20u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, KvCacheModelTest,
