@@ -1,16 +1,12 @@
 #include "loader/random_access_file.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <limits>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "loader/posix_file.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/quote.h"
 
@@ -19,39 +15,6 @@ namespace {
 
 constexpr std::string_view kGitLfsPrefix = "version https://git-lfs";
 
-class PosixFile : public RandomAccessFile {
- public:
-  PosixFile(std::string path, Bytes size, int fd)
-      : RandomAccessFile(std::move(path), size), fd_(fd) {}
-  ~PosixFile() override { close(fd_); }
-
-  absl::Status Read(uint64_t offset, std::span<std::byte> out) const override {
-    while (!out.empty()) {
-      if (offset > static_cast<uint64_t>(std::numeric_limits<off_t>::max()))
-        return absl::OutOfRangeError(
-            absl::StrCat(display_name(), ": no file has a byte ", offset));
-      const ssize_t n =
-          pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0)
-        return absl::ErrnoToStatus(
-            errno, absl::StrCat(display_name(), ": cannot read ", out.size(),
-                                " bytes at offset ", offset));
-      if (n == 0)
-        return absl::DataLossError(absl::StrCat(
-            display_name(), ": the file ends at byte ", offset, ", ",
-            out.size(),
-            " bytes early: it became shorter while it was being read"));
-      out = out.subspan(static_cast<size_t>(n));
-      offset += static_cast<uint64_t>(n);
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  const int fd_;
-};
-
 }  // namespace
 
 RandomAccessFile::RandomAccessFile(std::string path, Bytes size)
@@ -59,28 +22,7 @@ RandomAccessFile::RandomAccessFile(std::string path, Bytes size)
 
 absl::StatusOr<std::unique_ptr<RandomAccessFile>> OpenFile(
     const std::string& path) {
-  // O_NONBLOCK: opening a pipe without a writer would wait for one for ever.
-  int fd = -1;
-  do {
-    fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  } while (fd < 0 && errno == EINTR);
-  if (fd < 0)
-    return absl::ErrnoToStatus(errno,
-                               absl::StrCat(Printable(path), ": cannot open"));
-  struct stat status;
-  if (fstat(fd, &status) != 0) {
-    const int error = errno;
-    close(fd);
-    return absl::ErrnoToStatus(
-        error, absl::StrCat(Printable(path), ": cannot read its size"));
-  }
-  if (!S_ISREG(status.st_mode)) {
-    close(fd);
-    return absl::InvalidArgumentError(
-        absl::StrCat(Printable(path), " is not a regular file"));
-  }
-  return std::make_unique<PosixFile>(
-      path, Bytes(static_cast<uint64_t>(status.st_size)), fd);
+  return PosixFile::Open(path);
 }
 
 bool IsRegularFile(const std::string& path) {

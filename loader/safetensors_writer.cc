@@ -16,8 +16,10 @@
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
+#include "loader/utf8.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/units.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
@@ -46,22 +48,18 @@ std::optional<size_t> RankOf(DType dtype) {
   return static_cast<size_t>(at - kFileOrder.begin());
 }
 
-// `text` as a JSON string, quotes included; nullopt where it is not UTF-8.
-std::optional<std::string> JsonString(const std::string& text) {
-  try {
-    return nlohmann::json(text).dump();
-  } catch (const nlohmann::json::type_error&) {
-    return std::nullopt;
-  }
+// `text` as a JSON string, quotes included. REQUIRES: it is UTF-8.
+std::string JsonString(const std::string& text) {
+  return nlohmann::json(text).dump();
 }
 
 absl::Status CheckName(const std::string& path, const std::string& name) {
   if (!name.empty() && name != kMetadataKey &&
-      name.find('\0') == std::string::npos && JsonString(name).has_value())
+      name.find('\0') == std::string::npos && IsValidUtf8(name))
     return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(path, ": \"", name,
-                   "\" cannot name a tensor: names are UTF-8, not empty, "
+      absl::StrCat(path, ": ", Quoted(name),
+                   " cannot name a tensor: names are UTF-8, not empty, "
                    "without NUL and not ",
                    kMetadataKey));
 }
@@ -78,7 +76,7 @@ absl::StatusOr<Bytes> SizeOf(const std::string& path,
   const auto size = fits ? BytesOf(entry.dtype, elements) : std::nullopt;
   if (!RankOf(entry.dtype).has_value() || !size.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path, ": tensor ", entry.name, " of ", DTypeName(entry.dtype),
+        path, ": tensor ", Quoted(entry.name), " of ", DTypeName(entry.dtype),
         RankOf(entry.dtype).has_value()
             ? ": its shape is no whole number of bytes below 2^64"
             : ": not a type of safetensors"));
@@ -111,14 +109,12 @@ absl::StatusOr<std::string> MetadataJson(
     const std::vector<std::pair<std::string, std::string>>& metadata) {
   std::string json = "{";
   for (const auto& [key, value] : metadata) {
-    const auto key_json = JsonString(key);
-    const auto value_json = JsonString(value);
-    if (!key_json || !value_json) {
+    if (!IsValidUtf8(key) || !IsValidUtf8(value)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": metadata \"", key, "\" is not UTF-8"));
+          absl::StrCat(path, ": metadata ", Quoted(key), " is not UTF-8"));
     }
-    absl::StrAppend(&json, json.size() > 1 ? "," : "", *key_json, ":",
-                    *value_json);
+    absl::StrAppend(&json, json.size() > 1 ? "," : "", JsonString(key), ":",
+                    JsonString(value));
   }
   return json + "}";
 }
@@ -151,11 +147,10 @@ absl::StatusOr<Layout> MakeLayout(
     if (!layout.tensors.emplace(entry.name, TensorRange{offset, size.value()})
              .second) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": two tensors named ", entry.name));
+          absl::StrCat(path, ": two tensors named ", Quoted(entry.name)));
     }
-    absl::StrAppend(&json, json.size() > 1 ? "," : "",
-                    JsonString(entry.name).value_or(""), ":{\"dtype\":\"",
-                    DTypeName(entry.dtype), "\",\"shape\":[");
+    absl::StrAppend(&json, json.size() > 1 ? "," : "", JsonString(entry.name),
+                    ":{\"dtype\":\"", DTypeName(entry.dtype), "\",\"shape\":[");
     for (size_t i = 0; i < entry.shape.size(); ++i)
       absl::StrAppend(&json, i > 0 ? "," : "", entry.shape[i]);
     absl::StrAppend(&json, "],\"data_offsets\":[", offset, ",", *end, "]}");
@@ -251,19 +246,20 @@ class SafetensorsWriter::Impl {
   absl::Status Append(const std::string& name,
                       std::span<const std::byte> data) {
     if (descriptor_ < 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(path_, ": tensor ", name, " comes after Finish"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          path_, ": tensor ", Quoted(name), " comes after Finish"));
     }
     const auto at = layout_.tensors.find(name);
     if (at == layout_.tensors.end()) {
       return absl::NotFoundError(
-          absl::StrCat(path_, ": no tensor ", name, " was announced"));
+          absl::StrCat(path_, ": no tensor ", Quoted(name), " was announced"));
     }
     TensorRange& range = at->second;
     if (data.size() > range.size - range.written) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path_, ": tensor ", name, " takes ", range.size, " bytes, has ",
-          range.written, " and is given ", data.size(), " more"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(path_, ": tensor ", Quoted(name), " takes ", range.size,
+                       " bytes, has ", range.written, " and is given ",
+                       data.size(), " more"));
     }
     QUIRE_RETURN_IF_ERROR(WriteAt(range.begin + range.written, data));
     range.written += data.size();
@@ -278,8 +274,8 @@ class SafetensorsWriter::Impl {
     for (const auto& [name, range] : layout_.tensors) {
       if (range.written == range.size) continue;
       return absl::FailedPreconditionError(
-          absl::StrCat(path_, ": tensor ", name, " has ", range.written, " of ",
-                       range.size, " bytes"));
+          absl::StrCat(path_, ": tensor ", Quoted(name), " has ", range.written,
+                       " of ", range.size, " bytes"));
     }
     if (fsync(descriptor_) != 0) return WriteError(errno);
     // Network file systems report what could not be written only here.

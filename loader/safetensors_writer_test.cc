@@ -9,12 +9,12 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <string_view>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "loader/streaming_test_util.h"
 
 namespace quire {
 namespace {
@@ -42,15 +42,8 @@ struct ParsedFile {
   }
 };
 
-std::string Slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 ParsedFile ParseFile(const std::string& path) {
-  const std::string file = Slurp(path);
+  const std::string file = ReadWholeFile(path);
   uint64_t length = 0;
   std::memcpy(&length, file.data(), sizeof(length));
   ParsedFile parsed;
@@ -58,15 +51,6 @@ ParsedFile ParseFile(const std::string& path) {
   parsed.header = nlohmann::ordered_json::parse(parsed.header_text);
   parsed.data = file.substr(8 + length);
   return parsed;
-}
-
-std::string PseudoRandom(size_t size, uint32_t seed) {
-  std::string bytes(size, '\0');
-  for (char& byte : bytes) {
-    seed = seed * 1664525 + 1013904223;
-    byte = static_cast<char>(seed >> 24);
-  }
-  return bytes;
 }
 
 std::span<const std::byte> AsBytes(std::string_view text) {
@@ -95,9 +79,9 @@ class SafetensorsWriterTest : public ::testing::Test {
 };
 
 TEST_F(SafetensorsWriterTest, WritesTensorsInAnyOrderAndInParts) {
-  const std::string a = PseudoRandom(6 * 4, 1);
-  const std::string b = PseudoRandom(5, 2);
-  const std::string c = PseudoRandom(8, 3);
+  const std::string a = PseudoRandomBytes(6 * 4, 1);
+  const std::string b = PseudoRandomBytes(5, 2);
+  const std::string c = PseudoRandomBytes(8, 3);
   auto writer = SafetensorsWriter::Create(Path(),
                                           {{"b", DType::kU8, {5}},
                                            {"c", DType::kI64, {}},
@@ -244,7 +228,8 @@ TEST_F(SafetensorsWriterTest, NamesTheTensorThatIsNotWhole) {
   ASSERT_TRUE((*writer)->Append("short", AsBytes("abc")).ok());
   const absl::Status unfinished = (*writer)->Finish();
   EXPECT_EQ(unfinished.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(unfinished.message()), HasSubstr("short has 3 of 4"));
+  EXPECT_THAT(std::string(unfinished.message()),
+              HasSubstr("\"short\" has 3 of 4"));
   EXPECT_EQ((*writer)->Append("unknown", {}).code(),
             absl::StatusCode::kNotFound);
   // One byte too many writes none of them.
@@ -265,10 +250,10 @@ TEST_F(SafetensorsWriterTest, KeepsTheOldFileUntilTheNewOneIsWhole) {
         SafetensorsWriter::Create(Path(), {{"t", DType::kU8, {1}}}, {});
     ASSERT_TRUE(writer.ok()) << writer.status();
     EXPECT_EQ(FilesInFolder().size(), 2u);
-    EXPECT_EQ(Slurp(Path()), "old");
+    EXPECT_EQ(ReadWholeFile(Path()), "old");
   }
   EXPECT_THAT(FilesInFolder(), ElementsAre("model.safetensors"));
-  EXPECT_EQ(Slurp(Path()), "old");
+  EXPECT_EQ(ReadWholeFile(Path()), "old");
 
   auto writer = SafetensorsWriter::Create(Path(), {{"t", DType::kU8, {1}}}, {});
   ASSERT_TRUE(writer.ok()) << writer.status();

@@ -67,9 +67,11 @@ absl::StatusOr<LoadReport> StreamTensors(
     std::span<const TensorPlacement> placements,
     const StreamingOptions& options = {});
 
-// The checksums of a folder's manifest.json ({"tensors": {name: {"crc32": ...}}}
-// as make_shaped_checkpoint.py writes it) by tensor name; kNotFound where there
-// is no manifest.
+// The checksums in a folder's manifest.json, by tensor name, as
+// make_shaped_checkpoint.py writes them:
+//   {"files": {"model.safetensors": {"tensors": {name: {"crc32":
+//   "00ff12ab"}}}}}
+// kNotFound where there is no manifest.
 absl::StatusOr<std::unordered_map<std::string, uint32_t>> ReadManifest(
     const std::string& folder);
 

@@ -1,0 +1,71 @@
+// Cuts placements into chunks: the runs of file bytes that are read at once.
+//
+// A chunk is at most one staging buffer. Tensors that lie side by side in a
+// file share chunks, and a tensor larger than a buffer takes several; bytes
+// that nobody placed are in no chunk. Chunks end at multiples of their size in
+// the file: the kernel drops a page from its cache whole or not at all, and
+// pages of the cache, which are up to 2 MiB large, are aligned as well. A page
+// that lay in two chunks would never be dropped. Chunks come in file order, one
+// at a time, so that the plan of a large checkpoint takes no memory of its own.
+
+#ifndef QUIRE_LOADER_CHUNK_PLAN_H_
+#define QUIRE_LOADER_CHUNK_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "quire/alloc/units.h"
+#include "quire/loader/checkpoint.h"
+#include "quire/loader/streaming_loader.h"
+
+namespace quire {
+
+// The part of one tensor that lies in a chunk.
+struct ChunkPiece {
+  const TensorInfo* tensor = nullptr;
+  size_t offset_in_chunk = 0;
+  size_t size = 0;
+  DeviceAddress destination;  // of this part
+};
+
+struct Chunk {
+  uint64_t index = 0;  // 0, 1, ... in file order
+  uint32_t file = 0;
+  uint64_t offset = 0;  // in the file
+  size_t size = 0;
+  // Nothing of this file comes after.
+  bool last_of_file = false;
+  std::vector<ChunkPiece> pieces;  // side by side, in file order
+};
+
+class ChunkPlan {
+ public:
+  // REQUIRES: chunk_size > 0. Errors: a placement that lies in no file, exceeds
+  // its file, or has no destination. The checkpoint must outlive the plan.
+  static absl::StatusOr<ChunkPlan> Create(
+      const Checkpoint& checkpoint, std::span<const TensorPlacement> placements,
+      Bytes chunk_size);
+
+  Bytes total() const { return total_; }
+  // The next chunk; nullopt after the last one.
+  std::optional<Chunk> Next();
+
+ private:
+  ChunkPlan(std::vector<TensorPlacement> placements, Bytes chunk_size,
+            Bytes total);
+
+  const std::vector<TensorPlacement> placements_;  // none empty, in file order
+  const uint64_t chunk_size_;
+  const Bytes total_;
+  size_t placement_ = 0;           // that the next chunk begins with
+  uint64_t offset_in_tensor_ = 0;  // where it begins in it
+  uint64_t chunks_ = 0;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_LOADER_CHUNK_PLAN_H_

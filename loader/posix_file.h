@@ -1,0 +1,62 @@
+// A regular file of the system that is read from front to back.
+//
+// Knows what the file was when it was opened, so that a change while it is read
+// is found, and drops the page cache behind the reader: what was copied to the
+// device is not read a second time, and the cache counts towards a container's
+// memory limit. Thread-safe: reads are positional and change no state.
+
+#ifndef QUIRE_LOADER_POSIX_FILE_H_
+#define QUIRE_LOADER_POSIX_FILE_H_
+
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "loader/random_access_file.h"
+
+namespace quire {
+
+class PosixFile : public RandomAccessFile {
+ public:
+  // Errors as OpenFile's.
+  static absl::StatusOr<std::unique_ptr<PosixFile>> Open(
+      const std::string& path);
+  ~PosixFile() override;
+
+  absl::Status Read(uint64_t offset, std::span<std::byte> out) const override;
+  // Fills `out` in steps and returns how many bytes there were: fewer than
+  // asked for where the file ends first. Between two steps `stop` is looked at,
+  // which may be null; once it is set the result is kCancelled.
+  absl::StatusOr<size_t> ReadUpTo(uint64_t offset, std::span<std::byte> out,
+                                  const std::atomic<bool>* stop) const;
+
+  // Each read fetches what it asks for and no more. For large reads by several
+  // threads: they keep the disk busy by themselves, and what the kernel reads
+  // ahead for one of them lies in what another has read and dropped. Measured
+  // on 5.7 GiB: up to 376 MiB read twice, and left in the cache.
+  void ReadNothingAhead() const;
+  // The range is not needed again: its whole pages, and the page in which it
+  // begins, leave the page cache. Advice only; the kernel may keep them.
+  void DropCache(uint64_t offset, uint64_t size) const;
+
+  // kDataLoss where the file, or what its path names, is no longer what was
+  // opened: another size or time of change, or another file.
+  absl::Status CheckUnchanged() const;
+
+ private:
+  PosixFile(const std::string& path, int fd, const struct stat& opened_as);
+
+  const int fd_;
+  const struct stat opened_as_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_LOADER_POSIX_FILE_H_

@@ -1,0 +1,384 @@
+// How the parts work together.
+//
+// Reader threads take chunks in file order; chunk k goes through buffer
+// k % buffers. A reader waits until the copies of chunk k - buffers were queued
+// and have completed, reads, checksums, and marks the chunk as staged. The
+// calling thread takes the staged chunks in order, queues their copies and
+// seals the buffer. The lowest chunk that is not queued is never waited for by
+// anybody but its own reader, so the ring cannot lock up.
+//
+// Locking: mutex_ guards what readers and caller hand to each other; it is held
+// for bookkeeping only, never over a read, a driver call or the progress
+// callback. A chunk belongs to its reader until it is staged and to the caller
+// afterwards.
+
+#include "quire/loader/streaming_loader.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "loader/chunk_plan.h"
+#include "loader/posix_file.h"
+#include "loader/staging_ring.h"
+#include "quire/alloc/mutex.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
+
+namespace quire {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kProgressInterval = std::chrono::milliseconds(250);
+// How often a caller that waits for the disk looks at the cancel flag.
+constexpr auto kCancelInterval = std::chrono::milliseconds(50);
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Two readers keep the disk busy while one of them checksums; beyond that half
+// of the ring reads while the other half empties.
+size_t ReaderCount(size_t buffers) {
+  return std::min(buffers, std::max<size_t>(2, buffers / 2));
+}
+
+absl::Status CheckOptions(const StreamingOptions& options) {
+  const auto ring =
+      options.buffers > 0
+          ? CheckedMultiply(options.buffer_size,
+                            static_cast<uint64_t>(options.buffers))
+          : std::nullopt;
+  if (!ring || ring->zero() || *ring > kMaxStagingBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a staging ring of ", options.buffers, " buffers of ",
+                     options.buffer_size.value(), " bytes: it takes 1 to ",
+                     kMaxStagingBytes.value(), " bytes in all"));
+  }
+  return absl::OkStatus();
+}
+
+// The files of a checkpoint, each open from its first chunk to its last, so
+// that a checkpoint of any number of shards holds a few descriptors.
+// Thread-safe.
+class OpenFiles {
+ public:
+  explicit OpenFiles(const Checkpoint& checkpoint)
+      : checkpoint_(checkpoint), files_(checkpoint.files().size()) {}
+
+  // Valid until Close of the same file.
+  absl::StatusOr<const PosixFile*> Get(uint32_t file)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    if (files_[file] != nullptr) return files_[file].get();
+    const CheckpointFile& expected = checkpoint_.files()[file];
+    QUIRE_ASSIGN_OR_RETURN(auto opened, PosixFile::Open(expected.path));
+    if (opened->size() != expected.size) {
+      return absl::DataLossError(
+          absl::StrCat(opened->display_name(), ": the file has ",
+                       opened->size().value(), " bytes, but had ",
+                       expected.size.value(), " when its index was read"));
+    }
+    opened->ReadNothingAhead();
+    files_[file] = std::move(opened);
+    return files_[file].get();
+  }
+
+  // REQUIRES: nobody reads the file any more.
+  absl::Status CheckAndClose(uint32_t file) ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::unique_ptr<PosixFile> closing;
+    {
+      MutexLock lock(&mutex_);
+      closing = std::move(files_[file]);
+    }
+    return closing->CheckUnchanged();
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  Mutex mutex_;
+  std::vector<std::unique_ptr<PosixFile>> files_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A chunk that is in its buffer, or the reason why it is not.
+struct StagedChunk {
+  Chunk chunk;
+  absl::Status status;
+  std::vector<uint32_t> crc32;  // of each piece; empty without checksums
+};
+
+class StreamingLoad {
+ public:
+  StreamingLoad(Driver* driver, DeviceId device, const Checkpoint& checkpoint,
+                ChunkPlan plan, const StreamingOptions& options)
+      : options_(options),
+        total_(plan.total()),
+        start_(Clock::now()),
+        // A load that is smaller than a buffer pins no more than itself.
+        ring_(driver, device, static_cast<size_t>(options.buffers),
+              std::min(options.buffer_size, total_)),
+        files_(checkpoint),
+        plan_(std::move(plan)),
+        staged_(ring_.buffers()) {}
+
+  // Once. Whatever it returns, nothing of the driver is held afterwards.
+  absl::StatusOr<LoadReport> Run() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // ---- The calling thread ----
+  absl::Status StartReaders();
+  void StopReaders() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CopyChunks() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<StagedChunk> TakeStaged(size_t buffer)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CopyChunk(size_t buffer, const StagedChunk& staged);
+  absl::Status CheckCancelled() const;
+  void ReportProgress();
+  void AddChecksums(const StagedChunk& staged);
+
+  // ---- The reader threads ----
+  void ReadChunks() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status ReadChunk(size_t buffer, StagedChunk* staged);
+
+  const StreamingOptions& options_;
+  const Bytes total_;
+  const Clock::time_point start_;
+  StagingRing ring_;
+  OpenFiles files_;
+  std::vector<std::thread> readers_;
+  // Set under mutex_; readers in the middle of a chunk look at it without.
+  std::atomic<bool> stop_{false};
+
+  Mutex mutex_;
+  CondVar staged_or_stopped_;
+  CondVar queued_or_stopped_;
+  ChunkPlan plan_ ABSL_GUARDED_BY(mutex_);
+  // By buffer: the chunk that waits there to be copied.
+  std::vector<std::optional<StagedChunk>> staged_ ABSL_GUARDED_BY(mutex_);
+  uint64_t queued_ ABSL_GUARDED_BY(mutex_) = 0;  // chunks that were sealed
+
+  // Of the calling thread.
+  LoadReport report_;
+  Clock::time_point last_progress_;
+};
+
+absl::StatusOr<LoadReport> StreamingLoad::Run() {
+  ReportProgress();
+  absl::Status status = CheckCancelled();
+  if (status.ok() && !total_.zero()) {
+    status = ring_.Open();
+    if (status.ok()) status = StartReaders();
+    if (status.ok()) status = CopyChunks();
+    StopReaders();
+    if (status.ok()) status = ring_.Drain();
+    report_.staging_peak = ring_.pinned();
+    const absl::Status closed = ring_.Close();
+    if (status.ok()) {
+      status = closed;
+    } else if (!closed.ok()) {
+      status = absl::Status(status.code(), absl::StrCat(status.message(), "; ",
+                                                        closed.message()));
+    }
+  }
+  if (!status.ok()) return status;
+  report_.seconds = SecondsSince(start_);
+  if (!total_.zero()) ReportProgress();
+  return std::move(report_);
+}
+
+absl::Status StreamingLoad::StartReaders() {
+  const size_t count = ReaderCount(ring_.buffers());
+  readers_.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    try {
+      readers_.emplace_back([this] { ReadChunks(); });
+    } catch (const std::system_error& error) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cannot start reader thread ", i + 1, " of ", count,
+                       ": ", error.what()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void StreamingLoad::StopReaders() {
+  {
+    MutexLock lock(&mutex_);
+    stop_.store(true, std::memory_order_relaxed);
+  }
+  queued_or_stopped_.NotifyAll();
+  for (std::thread& reader : readers_) reader.join();
+  readers_.clear();
+}
+
+absl::Status StreamingLoad::CopyChunks() {
+  for (uint64_t index = 0; report_.bytes < total_; ++index) {
+    const size_t buffer = index % ring_.buffers();
+    QUIRE_ASSIGN_OR_RETURN(const StagedChunk staged, TakeStaged(buffer));
+    QUIRE_RETURN_IF_ERROR(staged.status);
+    QUIRE_RETURN_IF_ERROR(CopyChunk(buffer, staged));
+    {
+      MutexLock lock(&mutex_);
+      ++queued_;
+    }
+    queued_or_stopped_.NotifyAll();
+    if (staged.chunk.last_of_file)
+      QUIRE_RETURN_IF_ERROR(files_.CheckAndClose(staged.chunk.file));
+    AddChecksums(staged);
+    report_.bytes = Bytes(report_.bytes.value() + staged.chunk.size);
+    ++report_.chunks;
+    // The last bytes are reported when they have arrived.
+    if (report_.bytes < total_ &&
+        Clock::now() - last_progress_ >= kProgressInterval)
+      ReportProgress();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StagedChunk> StreamingLoad::TakeStaged(size_t buffer) {
+  MutexLock lock(&mutex_);
+  std::optional<StagedChunk>& staged = staged_[buffer];
+  while (true) {
+    QUIRE_RETURN_IF_ERROR(CheckCancelled());
+    if (staged.has_value()) break;
+    staged_or_stopped_.WaitFor(&mutex_, kCancelInterval);
+  }
+  StagedChunk taken = *std::move(staged);
+  staged.reset();
+  return taken;
+}
+
+absl::Status StreamingLoad::CopyChunk(size_t buffer,
+                                      const StagedChunk& staged) {
+  for (const ChunkPiece& piece : staged.chunk.pieces) {
+    const absl::Status copied = ring_.Copy(buffer, piece.offset_in_chunk,
+                                           piece.size, piece.destination);
+    if (!copied.ok()) {
+      return absl::Status(
+          copied.code(),
+          absl::StrCat("tensor ", Quoted(piece.tensor->name), ", copy of ",
+                       piece.size, " bytes from offset ",
+                       staged.chunk.offset + piece.offset_in_chunk, ": ",
+                       copied.message()));
+    }
+  }
+  return ring_.Seal(buffer);
+}
+
+absl::Status StreamingLoad::CheckCancelled() const {
+  if (options_.cancelled == nullptr || !options_.cancelled->load())
+    return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat("the load was cancelled after ",
+                                           report_.bytes.value(), " of ",
+                                           total_.value(), " bytes"));
+}
+
+void StreamingLoad::ReportProgress() {
+  last_progress_ = Clock::now();
+  if (options_.progress)
+    options_.progress({report_.bytes, total_, SecondsSince(start_)});
+}
+
+void StreamingLoad::AddChecksums(const StagedChunk& staged) {
+  for (size_t i = 0; i < staged.crc32.size(); ++i) {
+    const ChunkPiece& piece = staged.chunk.pieces[i];
+    uint32_t& crc = report_.crc32[piece.tensor->name];
+    const uint64_t offset_in_tensor =
+        staged.chunk.offset + piece.offset_in_chunk - piece.tensor->offset;
+    // A tensor that is placed twice passes twice, and starts afresh.
+    crc = offset_in_tensor == 0
+              ? staged.crc32[i]
+              : static_cast<uint32_t>(crc32_combine(
+                    crc, staged.crc32[i], static_cast<z_off_t>(piece.size)));
+  }
+}
+
+void StreamingLoad::ReadChunks() {
+  while (true) {
+    StagedChunk staged;
+    {
+      MutexLock lock(&mutex_);
+      if (stop_.load(std::memory_order_relaxed)) return;
+      std::optional<Chunk> chunk = plan_.Next();
+      if (!chunk.has_value()) return;
+      while (queued_ + ring_.buffers() <= chunk->index) {
+        queued_or_stopped_.Wait(&mutex_);
+        if (stop_.load(std::memory_order_relaxed)) return;
+      }
+      staged.chunk = *std::move(chunk);
+    }
+    const size_t buffer = staged.chunk.index % ring_.buffers();
+    staged.status = ReadChunk(buffer, &staged);
+    const bool ok = staged.status.ok();
+    {
+      MutexLock lock(&mutex_);
+      staged_[buffer] = std::move(staged);
+    }
+    staged_or_stopped_.NotifyAll();
+    if (!ok) return;
+  }
+}
+
+absl::Status StreamingLoad::ReadChunk(size_t buffer, StagedChunk* staged) {
+  const Chunk& chunk = staged->chunk;
+  QUIRE_ASSIGN_OR_RETURN(const PosixFile* file, files_.Get(chunk.file));
+  QUIRE_ASSIGN_OR_RETURN(std::byte * memory, ring_.Acquire(buffer));
+  const auto got = file->ReadUpTo(chunk.offset, {memory, chunk.size}, &stop_);
+  if (!got.ok()) {
+    return absl::Status(
+        got.status().code(),
+        absl::StrCat(got.status().message(), " (tensor ",
+                     Quoted(chunk.pieces.front().tensor->name), ")"));
+  }
+  if (*got < chunk.size) {
+    const auto piece = std::find_if(
+        chunk.pieces.begin(), chunk.pieces.end(),
+        [&](const ChunkPiece& p) { return *got < p.offset_in_chunk + p.size; });
+    return absl::DataLossError(absl::StrCat(
+        file->display_name(),
+        ": the file became shorter while it was being read: it ends at byte ",
+        chunk.offset + *got, ", inside tensor ", Quoted(piece->tensor->name),
+        " (", piece->tensor->size.value(), " bytes at ", piece->tensor->offset,
+        ")"));
+  }
+  file->DropCache(chunk.offset, chunk.size);
+  if (options_.checksum) {
+    staged->crc32.reserve(chunk.pieces.size());
+    for (const ChunkPiece& piece : chunk.pieces) {
+      staged->crc32.push_back(static_cast<uint32_t>(crc32_z(
+          0, reinterpret_cast<const Bytef*>(memory + piece.offset_in_chunk),
+          piece.size)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LoadReport> StreamTensors(
+    Driver* driver, DeviceId device, const Checkpoint& checkpoint,
+    std::span<const TensorPlacement> placements,
+    const StreamingOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckOptions(options));
+  QUIRE_ASSIGN_OR_RETURN(
+      ChunkPlan plan,
+      ChunkPlan::Create(checkpoint, placements, options.buffer_size));
+  StreamingLoad load(driver, device, checkpoint, std::move(plan), options);
+  QUIRE_ASSIGN_OR_RETURN(LoadReport report, load.Run());
+  if (options.checksum) {
+    for (const TensorPlacement& placement : placements)
+      if (placement.tensor->size.zero()) report.crc32[placement.tensor->name];
+  }
+  return report;
+}
+
+}  // namespace quire

@@ -1,0 +1,357 @@
+// What a load puts where, in what memory, and what it reports.
+
+#include "quire/loader/streaming_loader.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "loader/streaming_test_util.h"
+
+namespace quire {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
+
+// Sizes on both sides of every boundary that the test's chunk sizes have, and
+// tensors of no bytes between others and at both ends.
+std::vector<KnownTensor> MixedTensors(const std::string& prefix,
+                                      size_t largest) {
+  std::vector<KnownTensor> tensors;
+  for (const size_t size : std::initializer_list<size_t>{
+           0, 1, 2, 3, 0, 0, 7, 64, 63, 65, 1, 1, 1, largest, 5, 0}) {
+    const auto seed = static_cast<uint32_t>(tensors.size() + 1);
+    tensors.push_back({absl::StrCat(prefix, tensors.size()),
+                       PseudoRandomBytes(size, seed * 77)});
+  }
+  return tensors;
+}
+
+std::vector<KnownTensor> Concatenated(
+    const std::vector<std::vector<KnownTensor>>& shards) {
+  std::vector<KnownTensor> all;
+  for (const auto& shard : shards)
+    all.insert(all.end(), shard.begin(), shard.end());
+  return all;
+}
+
+StreamingOptions Ring(int buffers, Bytes buffer_size) {
+  StreamingOptions options;
+  options.buffers = buffers;
+  options.buffer_size = buffer_size;
+  return options;
+}
+
+class StreamingLoaderTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Checkpoint> OpenCheckpoint() {
+    auto checkpoint = Checkpoint::Open(folder_.path());
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    return *std::move(checkpoint);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(StreamingLoaderTest, CarriesEveryByteThroughRingsOfEverySize) {
+  const std::vector<std::vector<KnownTensor>> shards = {
+      MixedTensors("a", 1500), MixedTensors("b", 700), MixedTensors("c", 0)};
+  WriteNaiveShards(folder_, shards);
+  const auto checkpoint = OpenCheckpoint();
+  const std::vector<KnownTensor> tensors = Concatenated(shards);
+  for (const int buffers : {1, 2, 3, 8}) {
+    for (const uint64_t size : {1, 2, 3, 7, 64, 65, 1000, 4096, 1 << 20}) {
+      SCOPED_TRACE(testing::Message() << buffers << " buffers of " << size);
+      LoadTarget target(KiB(64));
+      const auto placements = target.PlaceAll(*checkpoint);
+      StreamingOptions options = Ring(buffers, Bytes(size));
+      options.checksum = true;
+      const auto report = StreamTensors(target.driver(), DeviceId(0),
+                                        *checkpoint, placements, options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      target.ExpectHolds(placements, tensors);
+      EXPECT_EQ(report->bytes, checkpoint->total_size());
+      EXPECT_LE(report->staging_peak.value(), size * buffers);
+      EXPECT_GE(report->chunks, checkpoint->total_size().value() / size);
+      ASSERT_EQ(report->crc32.size(), tensors.size());
+      for (const KnownTensor& tensor : tensors)
+        EXPECT_EQ(report->crc32.at(tensor.name), NaiveCrc32(tensor.bytes));
+    }
+  }
+}
+
+TEST_F(StreamingLoaderTest, CarriesTensorsLargerThanTheWholeRing) {
+  const std::vector<KnownTensor> tensors = {
+      {"head", PseudoRandomBytes(3, 1)},
+      {"embedding", PseudoRandomBytes((5 << 20) + 123, 2)},
+      {"tail", PseudoRandomBytes(1 << 20, 3)}};
+  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(MiB(8));
+  const auto placements = target.PlaceAll(*checkpoint);
+  const auto report = StreamTensors(target.driver(), DeviceId(0), *checkpoint,
+                                    placements, Ring(3, KiB(256)));
+  ASSERT_TRUE(report.ok()) << report.status();
+  target.ExpectHolds(placements, tensors);
+  EXPECT_EQ(report->staging_peak, KiB(768));
+  EXPECT_THAT(report->crc32, IsEmpty());
+}
+
+TEST_F(StreamingLoaderTest, ReadsOneChunkForTensorsThatLieSideBySide) {
+  std::vector<KnownTensor> tensors;
+  for (uint32_t i = 0; i < 100; ++i)
+    tensors.push_back({absl::StrCat("t", i), PseudoRandomBytes(i, i)});
+  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(KiB(64));
+  const auto placements = target.PlaceAll(*checkpoint);
+  const auto report =
+      StreamTensors(target.driver(), DeviceId(0), *checkpoint, placements);
+  ASSERT_TRUE(report.ok()) << report.status();
+  target.ExpectHolds(placements, tensors);
+  EXPECT_EQ(report->chunks, 1u);
+  // The ring is no larger than what passes through it.
+  EXPECT_EQ(report->staging_peak, report->bytes);
+}
+
+TEST_F(StreamingLoaderTest, LeavesOutWhatIsNotPlaced) {
+  const auto tensors = MixedTensors("t", 500);
+  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  const auto checkpoint = OpenCheckpoint();
+  for (size_t keep = 1; keep < 5; ++keep) {
+    LoadTarget target(KiB(64));
+    std::vector<TensorPlacement> placements;
+    Bytes bytes;
+    for (const TensorPlacement& placement : target.PlaceAll(*checkpoint)) {
+      if (placement.tensor->offset % 5 >= keep) continue;
+      placements.push_back(placement);
+      bytes = *CheckedAdd(bytes, placement.tensor->size);
+    }
+    StreamingOptions options = Ring(2, Bytes(16));
+    options.checksum = true;
+    const auto report = StreamTensors(target.driver(), DeviceId(0), *checkpoint,
+                                      placements, options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    target.ExpectHolds(placements, tensors);
+    EXPECT_EQ(report->bytes, bytes);
+    EXPECT_EQ(report->crc32.size(), placements.size());
+  }
+}
+
+TEST_F(StreamingLoaderTest, PlacesOneTensorTwice) {
+  const std::vector<KnownTensor> tensors = {{"tied", PseudoRandomBytes(900, 4)},
+                                            {"next", PseudoRandomBytes(9, 5)}};
+  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(KiB(64));
+  auto placements = target.PlaceAll(*checkpoint);
+  placements.push_back(
+      {checkpoint->Find("tied"),
+       DeviceAddress(placements.front().destination.value() + 5000)});
+  StreamingOptions options = Ring(2, Bytes(100));
+  options.checksum = true;
+  const auto report = StreamTensors(target.driver(), DeviceId(0), *checkpoint,
+                                    placements, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  target.ExpectHolds(placements, tensors);
+  EXPECT_EQ(report->bytes, Bytes(2 * 900 + 9));
+  EXPECT_THAT(report->crc32,
+              UnorderedElementsAre(Pair("tied", NaiveCrc32(tensors[0].bytes)),
+                                   Pair("next", NaiveCrc32(tensors[1].bytes))));
+}
+
+TEST_F(StreamingLoaderTest, TakesNothingWhereThereIsNothingToLoad) {
+  WriteNaiveSafetensors(folder_ / "model.safetensors", {{"empty", ""}});
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(KiB(64));
+  const uint64_t before = target.driver()->GetCallStatistics().total_count();
+  StreamingOptions options;
+  options.checksum = true;
+  int progress_calls = 0;
+  options.progress = [&](const LoadProgress& progress) {
+    ++progress_calls;
+    EXPECT_EQ(progress.total, Bytes(0));
+  };
+  const auto none =
+      StreamTensors(target.driver(), DeviceId(0), *checkpoint, {}, options);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_THAT(none->crc32, IsEmpty());
+  const TensorPlacement empty = {checkpoint->Find("empty"), DeviceAddress()};
+  const auto report = StreamTensors(target.driver(), DeviceId(0), *checkpoint,
+                                    {&empty, 1}, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->staging_peak, Bytes(0));
+  EXPECT_THAT(report->crc32, UnorderedElementsAre(Pair("empty", 0u)));
+  EXPECT_EQ(progress_calls, 2);
+  EXPECT_EQ(target.driver()->GetCallStatistics().total_count(), before);
+}
+
+TEST_F(StreamingLoaderTest, RefusesRingsOutsideTheBound) {
+  WriteNaiveSafetensors(folder_ / "model.safetensors", {{"t", "abc"}});
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(KiB(64));
+  const auto placements = target.PlaceAll(*checkpoint);
+  for (const StreamingOptions& options :
+       {Ring(0, MiB(1)), Ring(-1, MiB(1)), Ring(1, Bytes(0)), Ring(9, MiB(8)),
+        Ring(1, Bytes(kMaxStagingBytes.value() + 1)),
+        Ring(2, Bytes(UINT64_MAX))}) {
+    const auto report = StreamTensors(target.driver(), DeviceId(0), *checkpoint,
+                                      placements, options);
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(report.status().message()), HasSubstr("67108864"));
+  }
+}
+
+TEST_F(StreamingLoaderTest, RefusesPlacementsThatGoNowhere) {
+  WriteNaiveSafetensors(folder_ / "model.safetensors", {{"weight", "abc"}});
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(KiB(64));
+  const TensorPlacement good = target.PlaceAll(*checkpoint).front();
+  TensorInfo other_file = *good.tensor;
+  other_file.file = 1;
+  TensorInfo too_long = *good.tensor;
+  too_long.size = Bytes(4);
+  TensorInfo overflowing = *good.tensor;
+  overflowing.offset = UINT64_MAX;
+  for (const TensorPlacement& bad :
+       {TensorPlacement{good.tensor, DeviceAddress()},
+        TensorPlacement{good.tensor, DeviceAddress(UINT64_MAX - 1)},
+        TensorPlacement{&other_file, good.destination},
+        TensorPlacement{&too_long, good.destination},
+        TensorPlacement{&overflowing, good.destination}}) {
+    const std::vector<TensorPlacement> placements = {good, bad};
+    const auto report =
+        StreamTensors(target.driver(), DeviceId(0), *checkpoint, placements);
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(report.status().message()), HasSubstr("weight"));
+  }
+  const TensorPlacement none = {nullptr, good.destination};
+  EXPECT_EQ(StreamTensors(target.driver(), DeviceId(0), *checkpoint, {&none, 1})
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(StreamingLoaderTest, ReportsProgressFromNothingToAll) {
+  const auto tensors = MixedTensors("t", 5000);
+  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(KiB(64));
+  const auto placements = target.PlaceAll(*checkpoint);
+  StreamingOptions options = Ring(2, Bytes(100));
+  std::vector<uint64_t> done;
+  const auto caller = std::this_thread::get_id();
+  options.progress = [&](const LoadProgress& progress) {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    EXPECT_EQ(progress.total, checkpoint->total_size());
+    EXPECT_GE(progress.seconds, 0);
+    done.push_back(progress.done.value());
+    if (progress.done == progress.total)
+      target.ExpectHolds(placements, tensors);
+  };
+  ASSERT_TRUE(StreamTensors(target.driver(), DeviceId(0), *checkpoint,
+                            placements, options)
+                  .ok());
+  ASSERT_GE(done.size(), 2u);
+  EXPECT_EQ(done.front(), 0u);
+  EXPECT_EQ(done.back(), checkpoint->total_size().value());
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+}
+
+TEST_F(StreamingLoaderTest, LoadsAtTheSameTimeDoNotDisturbEachOther) {
+  const auto tensors = MixedTensors("t", 50000);
+  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(MiB(1));
+  const auto first = target.PlaceAll(*checkpoint);
+  auto second = first;
+  for (TensorPlacement& placement : second) {
+    placement.destination =
+        DeviceAddress(placement.destination.value() + KiB(512).value());
+  }
+  auto both = first;
+  both.insert(both.end(), second.begin(), second.end());
+  absl::Status other;
+  std::thread thread([&] {
+    other = StreamTensors(target.driver(), DeviceId(0), *checkpoint, second,
+                          Ring(3, Bytes(500)))
+                .status();
+  });
+  const auto report = StreamTensors(target.driver(), DeviceId(0), *checkpoint,
+                                    first, Ring(2, Bytes(300)));
+  thread.join();
+  EXPECT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(other.ok()) << other;
+  target.ExpectHolds(both, tensors);
+}
+
+// ---- ReadManifest -----------------------------------------------------------
+
+class ManifestTest : public ::testing::Test {
+ protected:
+  void Write(const std::string& text) {
+    std::ofstream(folder_ / "manifest.json") << text;
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(ManifestTest, ReadsTheChecksumOfEveryTensor) {
+  Write(R"({"seed": 1, "files": {
+      "one.safetensors": {"bytes": 4, "tensors": {
+          "a": {"dtype": "F16", "shape": [2], "bytes": 4, "crc32": "00000000"},
+          "b": {"crc32": "fedcba98"}}},
+      "two.safetensors": {"tensors": {"c": {"crc32": "0012AbCd"}}}}})");
+  const auto manifest = ReadManifest(folder_.path());
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_THAT(*manifest,
+              UnorderedElementsAre(Pair("a", 0u), Pair("b", 0xfedcba98u),
+                                   Pair("c", 0x0012abcdu)));
+}
+
+TEST_F(ManifestTest, SaysWhereThereIsNone) {
+  EXPECT_EQ(ReadManifest(folder_.path()).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(ManifestTest, NamesWhatIsWrong) {
+  const auto in_file = [](const char* tensor) {
+    return absl::StrCat(R"({"files": {"f": {"tensors": {"x": )", tensor,
+                        "}}}}");
+  };
+  for (const auto& [text, expected] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"", "manifest.json"},
+           {"{", "manifest.json"},
+           {"[]", "manifest.json"},
+           {"{}", "files"},
+           {R"({"files": []})", "files"},
+           {R"({"files": {"f": []}})", "\"f\""},
+           {R"({"files": {"f": {"tensors": 1}}})", "tensors"},
+           {in_file("1"), "\"x\""},
+           {in_file("{}"), "\"x\""},
+           {in_file(R"({"crc32": 5})"), "\"x\""},
+           {in_file(R"({"crc32": "1234567"})"), "\"x\""},
+           {in_file(R"({"crc32": "123456789"})"), "\"x\""},
+           {in_file(R"({"crc32": "0x123456"})"), "\"x\""},
+           {in_file(R"({"crc32": "-1234567"})"), "\"x\""},
+           {R"({"files": {"f": {"tensors": {"x": {"crc32": "00000000"}}},
+                          "g": {"tensors": {"x": {"crc32": "00000000"}}}}})",
+            "\"x\""}}) {
+    Write(text);
+    const auto manifest = ReadManifest(folder_.path());
+    EXPECT_EQ(manifest.status().code(), absl::StatusCode::kInvalidArgument)
+        << text;
+    EXPECT_THAT(std::string(manifest.status().message()), HasSubstr(expected));
+  }
+}
+
+}  // namespace
+}  // namespace quire
