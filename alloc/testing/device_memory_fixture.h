@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "quire/alloc/device_memory.h"
+#include "quire/alloc/faulty_driver.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/owner.h"
@@ -99,10 +100,11 @@ class DeviceMemoryFixture : public ::testing::Test {
     auto driver = HostDriver::Create(options);
     ASSERT_TRUE(driver.ok()) << driver.status();
     driver_ = *std::move(driver);
+    faulty_ = std::make_unique<FaultyDriver>(driver_.get());
   }
   void MakeMemory(const DeviceMemoryOptions& options) {
     memory_.reset();
-    auto memory = DeviceMemory::Create(driver_.get(), &owners_, options);
+    auto memory = DeviceMemory::Create(faulty_.get(), &owners_, options);
     ASSERT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
   }
@@ -144,7 +146,7 @@ class DeviceMemoryFixture : public ::testing::Test {
     return *stream;
   }
   Fence FenceOn(StreamId stream) {
-    const auto fence = Fence::Record(driver_.get(), DeviceId(0), {&stream, 1});
+    const auto fence = Fence::Record(faulty_.get(), DeviceId(0), {&stream, 1});
     EXPECT_TRUE(fence.ok()) << fence.status();
     return *fence;
   }
@@ -154,6 +156,8 @@ class DeviceMemoryFixture : public ::testing::Test {
 
   OwnerRegistry owners_;
   std::unique_ptr<HostDriver> driver_;
+  // Between the memory and the driver: passes everything on until told to fail.
+  std::unique_ptr<FaultyDriver> faulty_;
   std::unique_ptr<DeviceMemory> memory_;
   std::vector<StreamId> streams_;
 };

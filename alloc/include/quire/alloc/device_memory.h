@@ -115,29 +115,35 @@ struct DeviceMemoryOptions {
   EventTrace* trace = nullptr;
 };
 
-// All O(1) to read. Bytes; physical pages are counted once.
+// Statistics are declared once, here: X(type, name, what it means). All are
+// O(1) to read; physical pages are counted once.
+//
+// Of addresses, in ranges handed out: reserved = mapped + unmapped.
+// Of physical pages: in_use = live + cooling + cached + quarantined.
+#define QUIRE_DEVICE_MEMORY_STATISTICS(X)                                  \
+  X(Bytes, page_size, "bytes of one physical page")                        \
+  X(Bytes, limit, "the most that in_use may be")                           \
+  X(Bytes, address_space, "addresses reserved from the driver in all")     \
+  X(Bytes, reserved, "addresses in ranges handed out")                     \
+  X(Bytes, mapped, "addresses of live, cooling and quarantined slots")     \
+  X(Bytes, unmapped, "addresses handed out with nothing under them")       \
+  X(Bytes, in_use, "physical memory created and not released")             \
+  X(Bytes, live, "mapped and held by an owner")                            \
+  X(Bytes, cooling, "given up, and still mapped until a fence completes")  \
+  X(Bytes, cached, "prepared, not mapped: kept for re-use")                \
+  X(Bytes, quarantined, "lost to calls that the driver refused")           \
+  X(Bytes, peak_in_use, "largest in_use so far")                           \
+  X(Bytes, peak_live, "largest live so far")                               \
+  X(Bytes, growable, "in_use may still grow by this much: limit - in_use") \
+  X(uint64_t, pages_created, "pages created by the driver so far")         \
+  X(uint64_t, pages_released, "pages given back to the driver so far")     \
+  X(uint64_t, commits, "commits that mapped something")                    \
+  X(uint64_t, commits_from_cache, "of these, without creating a page")
+
 struct DeviceMemoryStatistics {
-  Bytes page_size;
-  Bytes limit;
-  // Of addresses: reserved = mapped + unmapped, in ranges handed out.
-  Bytes address_space;  // reserved from the driver in all
-  Bytes reserved;       // in ranges handed out
-  Bytes mapped;         // live, cooling and quarantined slots
-  Bytes unmapped;       // reserved - mapped
-  // Of physical pages: in_use = live + cooling + cached + quarantined.
-  Bytes in_use;  // created and not released
-  Bytes live;
-  Bytes cooling;
-  Bytes cached;       // prepared, not mapped
-  Bytes quarantined;  // lost to calls that the driver refused
-  Bytes peak_in_use;
-  Bytes peak_live;
-  // in_use may still grow by this much: limit - in_use.
-  Bytes growable;
-  uint64_t pages_created;  // driver calls over the lifetime
-  uint64_t pages_released;
-  uint64_t commits;             // calls that mapped something
-  uint64_t commits_from_cache;  // of these, without creating a page
+#define QUIRE_DECLARE_STATISTIC(type, name, help) type name = type();
+  QUIRE_DEVICE_MEMORY_STATISTICS(QUIRE_DECLARE_STATISTIC)
+#undef QUIRE_DECLARE_STATISTIC
 };
 
 class DeviceMemory {

@@ -1,0 +1,250 @@
+// Random programs against a plain model of every slot.
+//
+// The model knows what each slot must be and what must be in it; it knows
+// nothing of handles, batches or runs. Streams are held up by gates, so that
+// the model knows which fences are complete.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "alloc/testing/device_memory_fixture.h"
+
+namespace quire {
+namespace {
+
+constexpr size_t kStreams = 3;
+
+class DeviceMemoryModelTest : public DeviceMemoryFixture {
+ protected:
+  struct Slot {
+    enum class State { kUnbacked, kLive, kCooling };
+    State state = State::kUnbacked;
+    uint64_t content = 0;
+    size_t stream = 0;  // of the fence, while cooling
+  };
+  struct Range {
+    AddressRange* handle;  // null once released
+    DeviceAddress address;
+    std::vector<Slot> slots;
+  };
+
+  void HoldUp(size_t stream) {
+    gates_[stream] = std::make_unique<Gate>(driver_.get(), streams_[stream]);
+  }
+
+  uint64_t Count(Slot::State state) const {
+    uint64_t count = 0;
+    for (const Range& range : ranges_) {
+      for (const Slot& slot : range.slots) count += slot.state == state;
+    }
+    return count;
+  }
+
+  void Step() {
+    switch (random_() % 10) {
+      case 0:
+        return ReserveOne();
+      case 1:
+        return ReleaseOne();
+      case 2:
+      case 3:
+      case 4:
+      case 5:
+        return CommitSome();
+      case 6:
+      case 7:
+        return DecommitSome();
+      case 8:
+        return PassAFence();
+      default:
+        if (random_() % 2 == 0) {
+          memory_->Trim(PageCount(random_() % 8));
+        } else {
+          ASSERT_TRUE(memory_->Prepare(PageCount(random_() % 8)).ok());
+        }
+    }
+  }
+
+  void ReserveOne() {
+    const uint64_t pages = 1 + random_() % 20;
+    uint64_t reserved = 0;
+    for (const Range& range : ranges_) reserved += range.slots.size();
+    // Half of the addresses at most, so that fragmentation cannot refuse it.
+    if (reserved + pages > kAddressPages / 4) return;
+    const Bytes alignment(kPageBytes << (random_() % 3));
+    const auto range =
+        memory_->ReserveRange(PageCount(pages), kOwner, alignment);
+    ASSERT_TRUE(range.ok()) << range.status();
+    ranges_.push_back({*range, (*range)->address(), std::vector<Slot>(pages)});
+  }
+
+  Range* AnyRange() {
+    std::vector<Range*> held;
+    for (Range& range : ranges_) {
+      if (range.handle != nullptr) held.push_back(&range);
+    }
+    return held.empty() ? nullptr : held[random_() % held.size()];
+  }
+
+  // A fence that is complete (nullopt) or one on a stream that is held up.
+  std::optional<size_t> AnyStream() {
+    const size_t stream = random_() % (kStreams + 1);
+    return stream < kStreams ? std::optional(stream) : std::nullopt;
+  }
+  Fence FenceFor(std::optional<size_t> stream) {
+    return stream ? FenceOn(streams_[*stream]) : Fence();
+  }
+  static void Give(Slot* slot, std::optional<size_t> stream) {
+    if (slot->state != Slot::State::kLive) return;
+    slot->state = stream ? Slot::State::kCooling : Slot::State::kUnbacked;
+    slot->stream = stream.value_or(0);
+  }
+
+  void ReleaseOne() {
+    Range* const range = AnyRange();
+    if (range == nullptr) return;
+    const auto stream = AnyStream();
+    memory_->ReleaseRange(range->handle, FenceFor(stream));
+    range->handle = nullptr;
+    for (Slot& slot : range->slots) Give(&slot, stream);
+  }
+
+  void CommitSome() {
+    Range* const range = AnyRange();
+    if (range == nullptr) return;
+    const uint64_t first = random_() % range->slots.size();
+    const uint64_t count = 1 + random_() % (range->slots.size() - first);
+    uint64_t wanted = 0;
+    for (uint64_t i = first; i < first + count; ++i) {
+      wanted += range->slots[i].state == Slot::State::kUnbacked;
+    }
+    // What needs a gate to open would wait for this very thread.
+    const uint64_t held =
+        Count(Slot::State::kLive) + Count(Slot::State::kCooling);
+    if (held + wanted > kLimitPages) return;
+    ASSERT_EQ(Commit(range->handle, first, count), absl::OkStatus());
+    for (uint64_t i = first; i < first + count; ++i) {
+      Slot& slot = range->slots[i];
+      if (slot.state == Slot::State::kUnbacked) {
+        slot.content = ++last_content_;
+        Write(range->handle, i, slot.content);
+      }
+      slot.state = Slot::State::kLive;
+    }
+  }
+
+  void DecommitSome() {
+    Range* const range = AnyRange();
+    if (range == nullptr) return;
+    const uint64_t first = random_() % range->slots.size();
+    const uint64_t count = 1 + random_() % (range->slots.size() - first);
+    const auto stream = AnyStream();
+    ASSERT_EQ(Decommit(range->handle, first, count, FenceFor(stream)),
+              absl::OkStatus());
+    for (uint64_t i = first; i < first + count; ++i) {
+      Give(&range->slots[i], stream);
+    }
+  }
+
+  void PassAFence() {
+    const size_t stream = random_() % kStreams;
+    gates_[stream]->Open();
+    ASSERT_TRUE(driver_->SynchronizeStream(streams_[stream]).ok());
+    HoldUp(stream);
+    // Gives nothing back, but unmaps what has cooled.
+    ASSERT_EQ(memory_->Trim(PageCount(UINT64_MAX)), PageCount(0));
+    for (Range& range : ranges_) {
+      for (Slot& slot : range.slots) {
+        if (slot.state == Slot::State::kCooling && slot.stream == stream) {
+          slot.state = Slot::State::kUnbacked;
+        }
+      }
+    }
+  }
+
+  // A released range is gone once none of its slots cools.
+  void ForgetDrained() {
+    std::erase_if(ranges_, [](const Range& range) {
+      if (range.handle != nullptr) return false;
+      for (const Slot& slot : range.slots) {
+        if (slot.state != Slot::State::kUnbacked) return false;
+      }
+      return true;
+    });
+  }
+
+  void Compare() {
+    ForgetDrained();
+    std::map<uint64_t, bool> expected;  // address to cooling
+    uint64_t reserved = 0;
+    for (const Range& range : ranges_) {
+      reserved += range.slots.size();
+      for (uint64_t i = 0; i < range.slots.size(); ++i) {
+        const Slot& slot = range.slots[i];
+        const DeviceAddress address(range.address.value() + i * kPageBytes);
+        ASSERT_EQ(memory_->Find(address), range.handle);
+        if (slot.state == Slot::State::kUnbacked) continue;
+        expected[address.value()] = slot.state == Slot::State::kCooling;
+        // Queued work may still read what cools.
+        ASSERT_EQ(*address.host_pointer<volatile uint64_t>(), slot.content);
+      }
+    }
+    std::map<uint64_t, bool> found;
+    for (const auto& entry : memory_->CalculatePageMap()) {
+      found[entry.address.value()] = entry.cooling;
+    }
+    ASSERT_EQ(found, expected);
+    const DeviceMemoryStatistics statistics = memory_->GetStatistics();
+    const uint64_t live = Count(Slot::State::kLive);
+    const uint64_t cooling = Count(Slot::State::kCooling);
+    ASSERT_EQ(statistics.live.value(), live * kPageBytes);
+    ASSERT_EQ(statistics.cooling.value(), cooling * kPageBytes);
+    ASSERT_EQ(statistics.reserved.value(), reserved * kPageBytes);
+    ASSERT_EQ(statistics.unmapped.value(),
+              (reserved - live - cooling) * kPageBytes);
+    ASSERT_EQ(statistics.in_use.value(),
+              statistics.cached.value() + (live + cooling) * kPageBytes);
+    // The driver's own books agree on what exists.
+    ASSERT_EQ(driver_->GetMemoryInfo(DeviceId(0))->free.value(),
+              kDevicePages * kPageBytes - statistics.in_use.value());
+    ASSERT_EQ(memory_->CheckInvariants(), absl::OkStatus());
+  }
+
+  std::mt19937 random_;
+  std::vector<Range> ranges_;
+  std::vector<std::unique_ptr<Gate>> gates_;
+  uint64_t last_content_ = 0;
+};
+
+TEST_F(DeviceMemoryModelTest, RandomProgramsAgreeWithTheModel) {
+  for (size_t i = 0; i < kStreams; ++i) MakeStream();
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    DeviceMemoryOptions options = Options();
+    // A cache that overflows, one that never does, and none.
+    options.cache_limit = PageCount(seed % 3 == 0   ? UINT64_MAX
+                                    : seed % 3 == 1 ? 4
+                                                    : 0);
+    MakeMemory(options);
+    random_.seed(seed);
+    gates_.resize(kStreams);
+    for (size_t i = 0; i < kStreams; ++i) HoldUp(i);
+    for (int step = 0; step < 600; ++step) {
+      ASSERT_NO_FATAL_FAILURE(Step()) << step;
+      ASSERT_NO_FATAL_FAILURE(Compare()) << step;
+    }
+    gates_.clear();
+    ranges_.clear();
+  }
+  memory_.reset();
+}
+
+}  // namespace
+}  // namespace quire
