@@ -130,8 +130,8 @@ absl::Status BackingStore::MapUnbacked(ManagedRange* range, uint64_t first,
   if (result.ok()) return result;
 
   for (size_t i = mapped_runs; i > 0; --i) {
-    const absl::Status undone = UnmapRun(range, runs[i - 1].first,
-                                         runs[i - 1].count, UnmapReason::kRolledBack);
+    const absl::Status undone = UnmapRun(
+        range, runs[i - 1].first, runs[i - 1].count, UnmapReason::kRolledBack);
     // What was lost weighs more than why the commit failed.
     if (!undone.ok() && !absl::IsDataLoss(result)) result = undone;
   }
@@ -249,7 +249,7 @@ void BackingStore::Clear(ManagedRange* range) {
 
 // ---- Accounts ---------------------------------------------------------------
 
-void BackingStore::SetOwner(ManagedRange* range, OwnerId owner) {
+uint64_t BackingStore::SetOwner(ManagedRange* range, OwnerId owner) {
   const auto live = static_cast<uint64_t>(
       std::count_if(range->slots.begin(), range->slots.end(), IsLive));
   if (live > 0) {
@@ -257,6 +257,7 @@ void BackingStore::SetOwner(ManagedRange* range, OwnerId owner) {
     CountLive(owner, live);
   }
   range->set_owner(owner);
+  return live;
 }
 
 void BackingStore::CountLive(OwnerId owner, uint64_t pages) {

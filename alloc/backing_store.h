@@ -64,8 +64,9 @@ class BackingStore {
   // were quarantined.
   absl::Status Decommit(ManagedRange* range, uint64_t first, uint64_t count,
                         const Fence& fence, uint64_t* released);
-  // Accounts the range and its live slots to another owner.
-  void SetOwner(ManagedRange* range, OwnerId owner);
+  // Accounts the range and its live slots to another owner. Returns how many
+  // are live.
+  uint64_t SetOwner(ManagedRange* range, OwnerId owner);
   // Unmaps what has cooled, looking at no more than `at_most` batches. Retired
   // ranges that have nothing left are appended to `drained`.
   void Harvest(size_t at_most, std::vector<ManagedRange*>* drained);

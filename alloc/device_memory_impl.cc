@@ -94,7 +94,16 @@ void DeviceMemory::Impl::ReleaseRange(AddressRange* range, const Fence& fence) {
 void DeviceMemory::Impl::SetOwner(AddressRange* range, OwnerId owner) {
   if (range->owner() == owner) return;
   MutexLock lock(&mutex_);
-  backing_.SetOwner(static_cast<ManagedRange*>(range), owner);
+  const OwnerId before = range->owner();
+  const uint64_t moved =
+      backing_.SetOwner(static_cast<ManagedRange*>(range), owner);
+  if (trace_ != nullptr && moved > 0) {
+    // A trace knows no change of owner: to it the pages leave and come back.
+    trace_->Record(TraceAction::kDecommit, before, range->address(),
+                   PageBytes(moved), PageBytes(backing_.live() - moved));
+    trace_->Record(TraceAction::kCommit, owner, range->address(),
+                   PageBytes(moved), PageBytes(backing_.live()));
+  }
   CheckAfterMutation();
 }
 
@@ -161,7 +170,9 @@ absl::Status DeviceMemory::Impl::Commit(AddressRange* range, PageCount first,
     CheckAfterMutation();
     freed_.NotifyAll();
   }
-  return OutOfMemory(range, first, attempt.wanted, status, attempt.shortage);
+  // What does not wait is tried again by its caller: no failure to report yet.
+  return OutOfMemory(wait ? range : nullptr, first, attempt.wanted, status,
+                     attempt.shortage);
 }
 
 absl::Status DeviceMemory::Impl::Decommit(AddressRange* range, PageCount first,

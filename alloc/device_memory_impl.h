@@ -107,6 +107,7 @@ class DeviceMemory::Impl {
 
   absl::Status CheckSlots(const AddressRange* range, PageCount first,
                           PageCount count) const;
+  // Tells the trace where `range` is not null.
   absl::Status OutOfMemory(AddressRange* range, PageCount first,
                            uint64_t pages_wanted, const absl::Status& cause,
                            CommitAttempt::Shortage shortage)

@@ -615,6 +615,10 @@ TEST_F(DeviceMemoryTest, TryCommitDoesNotWait) {
 }
 
 TEST_F(DeviceMemoryTest, SetOwnerMovesTheAccountOfLivePages) {
+  EventTrace trace(16);
+  DeviceMemoryOptions options = Options();
+  options.trace = &trace;
+  MakeMemory(options);
   const OwnerId kv = owners_.Register("kv");
   AddressRange* const range = Reserve(4);
   memory_->SetOwner(range, kv);
@@ -625,7 +629,17 @@ TEST_F(DeviceMemoryTest, SetOwnerMovesTheAccountOfLivePages) {
   EXPECT_EQ(memory_->GetLiveByOwner()[kv.value()], Bytes(0));
   EXPECT_EQ(memory_->GetLiveByOwner()[kOwner.value()], Bytes(3 * kPageBytes));
   EXPECT_EQ(memory_->GetStatistics().peak_live, Bytes(3 * kPageBytes));
+  // The trace follows: one commit, then the pages change hands.
+  const std::vector<TraceEvent> events = trace.Events();
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[1].action, TraceAction::kDecommit);
+  EXPECT_EQ(events[1].owner, kv);
+  EXPECT_EQ(events[1].in_use, Bytes(0));
+  EXPECT_EQ(events[2].action, TraceAction::kCommit);
+  EXPECT_EQ(events[2].owner, kOwner);
+  EXPECT_EQ(events[2].in_use, Bytes(3 * kPageBytes));
   memory_->ReleaseRange(range, Fence());
+  memory_.reset();
 }
 
 }  // namespace

@@ -1,0 +1,45 @@
+#include "quire/alloc/runtime.h"
+
+#include <utility>
+
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
+    std::unique_ptr<Driver> driver, RuntimeOptions options) {
+  auto runtime = std::unique_ptr<Runtime>(new Runtime());
+  runtime->driver_ = std::move(driver);
+  runtime->trace_ = std::make_unique<EventTrace>(options.trace_capacity);
+  EventTrace* const trace =
+      options.trace_capacity > 0 ? runtime->trace_.get() : nullptr;
+  for (int id = 0; id < runtime->driver_->device_count(); ++id) {
+    DeviceMemoryOptions memory_options;
+    memory_options.device = DeviceId(id);
+    memory_options.page_size = options.page_size;
+    memory_options.limit = options.limit;
+    memory_options.trace = trace;
+    Device device;
+    QUIRE_ASSIGN_OR_RETURN(
+        device.memory, DeviceMemory::Create(runtime->driver_.get(),
+                                            &runtime->owners_, memory_options));
+    DeviceAllocatorOptions allocator_options;
+    allocator_options.trace = trace;
+    device.allocator =
+        DeviceAllocator::Create(device.memory.get(), allocator_options);
+    runtime->devices_.push_back(std::move(device));
+  }
+  return runtime;
+}
+
+Runtime::~Runtime() = default;
+
+DeviceMemory* Runtime::memory(DeviceId device) const {
+  return devices_[static_cast<size_t>(device.value())].memory.get();
+}
+
+DeviceAllocator* Runtime::allocator(DeviceId device) const {
+  return devices_[static_cast<size_t>(device.value())].allocator.get();
+}
+
+}  // namespace quire

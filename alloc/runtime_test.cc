@@ -1,0 +1,83 @@
+#include "quire/alloc/runtime.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+
+#include "quire/alloc/faulty_driver.h"
+#include "quire/alloc/host_driver.h"
+
+namespace quire {
+namespace {
+
+std::unique_ptr<HostDriver> MakeDriver(int devices) {
+  HostDriverOptions options;
+  options.device_count = devices;
+  options.memory_per_device = MiB(16);
+  options.granularity = KiB(64);
+  auto driver = HostDriver::Create(options);
+  EXPECT_TRUE(driver.ok()) << driver.status();
+  return *std::move(driver);
+}
+
+RuntimeOptions Options() {
+  RuntimeOptions options;
+  options.page_size = KiB(64);
+  options.limit = MiB(8);
+  return options;
+}
+
+TEST(RuntimeTest, EveryDeviceHasAPoolAndAnAllocatorOfItsOwn) {
+  auto runtime = Runtime::Create(MakeDriver(2), Options());
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  ASSERT_EQ((*runtime)->device_count(), 2);
+  for (int id = 0; id < 2; ++id) {
+    DeviceMemory* const memory = (*runtime)->memory(DeviceId(id));
+    EXPECT_EQ(memory->device(), DeviceId(id));
+    EXPECT_EQ(memory->GetStatistics().limit, MiB(8));
+    const auto address = (*runtime)->allocator(DeviceId(id))->Allocate(KiB(1));
+    ASSERT_TRUE(address.ok()) << address.status();
+    EXPECT_TRUE(memory->Contains(*address));
+    EXPECT_FALSE((*runtime)->memory(DeviceId(1 - id))->Contains(*address));
+  }
+}
+
+TEST(RuntimeTest, TheTraceHearsOfBothLayersUnlessItIsOff) {
+  for (const size_t capacity : {size_t{0}, size_t{16}}) {
+    RuntimeOptions options = Options();
+    options.trace_capacity = capacity;
+    auto runtime = Runtime::Create(MakeDriver(1), options);
+    ASSERT_TRUE(runtime.ok()) << runtime.status();
+    ASSERT_TRUE((*runtime)->allocator()->Allocate(KiB(1)).ok());
+    bool commit = false;
+    bool allocate = false;
+    for (const TraceEvent& event : (*runtime)->trace()->Events()) {
+      commit |= event.action == TraceAction::kCommit;
+      allocate |= event.action == TraceAction::kAllocate;
+    }
+    EXPECT_EQ(commit, capacity > 0);
+    EXPECT_EQ(allocate, capacity > 0);
+  }
+}
+
+TEST(RuntimeTest, ACreateThatFailsAnywhereLeavesNothing) {
+  const std::unique_ptr<HostDriver> host = MakeDriver(2);
+  RuntimeOptions options = Options();
+  options.limit = Bytes(0);
+  for (uint64_t n = 1;; ++n) {
+    auto driver = std::make_unique<FaultyDriver>(host.get());
+    FaultyDriver* const faulty = driver.get();
+    faulty->FailCall(n, absl::StatusCode::kInternal);
+    auto runtime = Runtime::Create(std::move(driver), options);
+    if (runtime.ok()) {
+      EXPECT_EQ(faulty->faults_fired(), 0u);
+      break;
+    }
+    EXPECT_THAT(host->Leaks(), ::testing::IsEmpty()) << n;
+  }
+}
+
+}  // namespace
+}  // namespace quire
