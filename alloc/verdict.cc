@@ -142,6 +142,14 @@ const char* ShortageKindName(ShortageKind kind) {
   return "unknown";
 }
 
+std::optional<ShortageKind> ShortageKindFromName(const std::string& name) {
+  for (int i = 0; i <= static_cast<int>(ShortageKind::kMappings); ++i) {
+    const auto kind = static_cast<ShortageKind>(i);
+    if (name == ShortageKindName(kind)) return kind;
+  }
+  return std::nullopt;
+}
+
 std::string OutOfMemoryVerdict::ToString() const {
   const bool addresses = kind == ShortageKind::kAddressSpace;
   std::string text =

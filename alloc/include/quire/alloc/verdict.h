@@ -28,6 +28,7 @@ enum class ShortageKind {
   kMappings,       // the kernel or driver takes no more mappings
 };
 const char* ShortageKindName(ShortageKind kind);  // "capacity", ...
+std::optional<ShortageKind> ShortageKindFromName(const std::string& name);
 
 struct OutOfMemoryVerdict {
   ShortageKind kind = ShortageKind::kCapacity;

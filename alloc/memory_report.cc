@@ -1,0 +1,154 @@
+// The memory report for a terminal.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "alloc/memory_snapshot_data.h"
+
+namespace quire {
+namespace {
+
+// Names come from files: what would move the cursor is shown as '?'.
+std::string Printable(const std::string& text) {
+  std::string result = text;
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return result;
+}
+
+// Bytes in UTF-8 are not columns: continuation bytes take none.
+size_t Width(const std::string& text) {
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(),
+      [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+// Rows of cells; the first column is flush left, the others are flush right.
+class TextTable {
+ public:
+  explicit TextTable(std::vector<std::string> header) {
+    rows_.push_back(std::move(header));
+  }
+  void AddRow(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  bool empty() const { return rows_.size() == 1; }
+
+  void AppendTo(std::string* out) const {
+    std::vector<size_t> widths(rows_[0].size(), 0);
+    for (const auto& row : rows_) {
+      for (size_t i = 0; i < row.size(); ++i) {
+        widths[i] = std::max(widths[i], Width(row[i]));
+      }
+    }
+    for (const auto& row : rows_) {
+      std::string line;
+      for (size_t i = 0; i < row.size(); ++i) {
+        const std::string padding(widths[i] - Width(row[i]), ' ');
+        line += i == 0 ? row[i] + padding : "  " + padding + row[i];
+      }
+      // Nothing behind the last column, so that diffs stay clean.
+      line.erase(line.find_last_not_of(' ') + 1);
+      absl::StrAppend(out, line, "\n");
+    }
+    *out += "\n";
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+std::string Percent(double part, double whole) {
+  return whole > 0 ? absl::StrFormat("%.1f %%", 100 * part / whole) : "-";
+}
+
+void AppendOwners(const MemorySnapshot& snapshot, std::string* out) {
+  TextTable table({"owner", "requested", "mapped", "of limit", "allocations"});
+  const auto limit = static_cast<double>(snapshot.memory.limit.value());
+  for (const MemorySnapshot::Owner& owner : snapshot.owners) {
+    table.AddRow(
+        {Printable(owner.name),
+         // Regions map pages without asking the allocator for anything.
+         owner.allocations == 0 ? "-" : FormatBytes(owner.requested),
+         FormatBytes(owner.live),
+         Percent(static_cast<double>(owner.live.value()), limit),
+         absl::StrCat(owner.allocations)});
+  }
+  for (const HostMemoryUse& use : snapshot.host_memory) {
+    table.AddRow({Printable(use.name) + " (host)", "-", FormatBytes(use.bytes),
+                  "-", absl::StrCat("peak ", FormatBytes(use.peak))});
+  }
+  if (!table.empty()) table.AppendTo(out);
+}
+
+void AppendMemory(const MemorySnapshot& snapshot, std::string* out) {
+  const DeviceMemoryStatistics& memory = snapshot.memory;
+  const auto limit = static_cast<double>(memory.limit.value());
+  TextTable table({"memory", "bytes", "of limit"});
+  const auto add = [&](const char* name, Bytes bytes) {
+    table.AddRow({name, FormatBytes(bytes),
+                  Percent(static_cast<double>(bytes.value()), limit)});
+  };
+  add("requested", Bytes(snapshot.allocator.requested_bytes));
+  add("mapped, live", memory.live);
+  add("mapped, cooling", memory.cooling);
+  add("cached in pages", memory.cached);
+  add("cached in allocator", Bytes(snapshot.allocator.cached_bytes));
+  if (!memory.quarantined.zero()) add("quarantined", memory.quarantined);
+  add("in use", memory.in_use);
+  add("free", memory.growable);
+  add("peak in use", memory.peak_in_use);
+  table.AppendTo(out);
+}
+
+void AppendDriverCalls(const MemorySnapshot& snapshot, std::string* out) {
+  TextTable table({"driver call", "count", "failed", "time"});
+  for (const MemorySnapshot::Call& call : snapshot.driver_calls) {
+    table.AddRow({Printable(call.name), absl::StrCat(call.count),
+                  absl::StrCat(call.failed),
+                  absl::StrFormat("%.3f ms", call.microseconds / 1000)});
+  }
+  if (!table.empty()) table.AppendTo(out);
+}
+
+}  // namespace
+
+std::string OwnerName(const MemorySnapshot& snapshot, uint32_t owner) {
+  for (const MemorySnapshot::Owner& known : snapshot.owners) {
+    if (known.id == owner) return known.name;
+  }
+  return absl::StrCat("owner ", owner);
+}
+
+std::string FormatReport(const MemorySnapshot& snapshot) {
+  const MemorySnapshot::Device& device = snapshot.device;
+  std::string out = absl::StrCat(
+      "device ", device.id, ": ", Printable(device.name), " (",
+      Printable(device.driver), " driver), ", FormatBytes(device.total));
+  if (device.free)
+    absl::StrAppend(&out, ", ", FormatBytes(*device.free), " free");
+  absl::StrAppend(&out, "; limit ", FormatBytes(snapshot.memory.limit),
+                  ", pages of ", FormatBytes(snapshot.memory.page_size),
+                  "\n\n");
+  if (snapshot.verdict) {
+    absl::StrAppend(&out, Printable(snapshot.verdict->ToString()), "\n\n");
+  }
+  AppendOwners(snapshot, &out);
+  AppendMemory(snapshot, &out);
+  absl::StrAppend(
+      &out, "fragmentation: internal ",
+      absl::StrFormat("%.1f %%, external %.1f %%",
+                      100 * snapshot.allocator.internal_fragmentation(),
+                      100 * snapshot.allocator.external_fragmentation()),
+      "; largest request possible: ", FormatBytes(snapshot.largest_possible),
+      "\n\n");
+  AppendDriverCalls(snapshot, &out);
+  if (snapshot.health != "OK") {
+    absl::StrAppend(&out, "health: ", Printable(snapshot.health), "\n");
+  }
+  return out;
+}
+
+}  // namespace quire

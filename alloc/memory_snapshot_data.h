@@ -1,0 +1,83 @@
+// A memory snapshot as a plain struct: what is between the runtime, the JSON
+// and the reports.
+
+#ifndef QUIRE_ALLOC_MEMORY_SNAPSHOT_DATA_H_
+#define QUIRE_ALLOC_MEMORY_SNAPSHOT_DATA_H_
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "alloc/snapshot_timeline.h"
+#include "quire/alloc/allocator.h"
+#include "quire/alloc/device_memory.h"
+#include "quire/alloc/memory_snapshot.h"
+#include "quire/alloc/units.h"
+#include "quire/alloc/verdict.h"
+
+namespace quire {
+
+// Of the JSON layout. A reader refuses every other.
+inline constexpr uint64_t kMemorySnapshotVersion = 1;
+
+struct MemorySnapshot {
+  struct Device {
+    uint64_t id = 0;
+    std::string name;
+    std::string driver;
+    Bytes total;
+    // Nullopt where the driver did not say.
+    std::optional<Bytes> free;
+  };
+  struct Owner {
+    uint32_t id = 0;
+    std::string name;
+    Bytes live;       // whole pages
+    Bytes requested;  // through the allocator
+    uint64_t allocations = 0;
+  };
+  struct Page {
+    uint64_t address = 0;
+    uint32_t owner = 0;
+    bool cooling = false;
+  };
+  struct Call {
+    std::string name;
+    uint64_t count = 0;
+    uint64_t failed = 0;
+    double microseconds = 0;
+  };
+
+  Device device;
+  DeviceMemoryStatistics memory;
+  // "OK", or what the driver refused.
+  std::string health;
+  AllocatorStatistics allocator;
+  Bytes largest_possible;
+  std::vector<Owner> owners;  // in order of id
+  std::vector<Page> pages;    // in order of address
+  std::vector<Call> driver_calls;
+  Timeline timeline;
+  std::vector<HostMemoryUse> host_memory;
+  std::optional<OutOfMemoryVerdict> verdict;
+};
+
+nlohmann::json ToJson(const MemorySnapshot& snapshot);
+// kInvalidArgument, with the field, for anything that is not as ToJson writes
+// it. Fields that are not known are passed over.
+absl::StatusOr<MemorySnapshot> MemorySnapshotFromJson(
+    const nlohmann::json& json);
+
+std::string FormatReport(const MemorySnapshot& snapshot);
+// `json` is the snapshot as text, for the scripts of the page.
+std::string RenderHtml(const MemorySnapshot& snapshot, const std::string& json);
+
+// The name of an owner id, whatever a file says.
+std::string OwnerName(const MemorySnapshot& snapshot, uint32_t owner);
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_MEMORY_SNAPSHOT_DATA_H_

@@ -1,0 +1,274 @@
+// A snapshot against the runtime that it is of, and its readers against files
+// that are not what they should be.
+
+#include "quire/alloc/memory_snapshot.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "quire/alloc/host_driver.h"
+#include "quire/alloc/runtime.h"
+
+namespace quire {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Json = nlohmann::json;
+
+constexpr uint64_t kPageBytes = KiB(64).value();
+
+class MemorySnapshotTest : public ::testing::Test {
+ protected:
+  MemorySnapshotTest() {
+    HostDriverOptions driver_options;
+    driver_options.granularity = KiB(64);
+    driver_options.memory_per_device = MiB(8);
+    driver_options.device_count = 2;
+    auto driver = HostDriver::Create(driver_options);
+    EXPECT_TRUE(driver.ok()) << driver.status();
+    RuntimeOptions options;
+    options.page_size = KiB(64);
+    options.limit = MiB(4);
+    auto runtime = Runtime::Create(*std::move(driver), options);
+    EXPECT_TRUE(runtime.ok()) << runtime.status();
+    runtime_ = *std::move(runtime);
+    weights_ = runtime_->owners()->Register("weights");
+    kv_ = runtime_->owners()->Register("kv");
+  }
+
+  // 3 pages of KV, 2 allocations of weights, one failure.
+  void Work() {
+    runtime_->trace()->Mark("load");
+    AllocateOptions options;
+    options.owner = weights_;
+    for (const uint64_t size : {uint64_t{1000}, 2 * kPageBytes}) {
+      const auto address =
+          runtime_->allocator()->Allocate(Bytes(size), options);
+      ASSERT_TRUE(address.ok()) << address.status();
+    }
+    const auto range = runtime_->memory()->ReserveRange(PageCount(80), kv_);
+    ASSERT_TRUE(range.ok()) << range.status();
+    ASSERT_TRUE(
+        runtime_->memory()->Commit(*range, PageCount(1), PageCount(3)).ok());
+    const absl::Status failed =
+        runtime_->memory()->Commit(*range, PageCount(0), PageCount(80));
+    ASSERT_FALSE(failed.ok());
+    options_.verdict = OutOfMemoryVerdict::FromStatus(failed);
+    options_.host_memory = {{"staging", MiB(1), MiB(2)}};
+  }
+  Json Build() { return BuildMemorySnapshot(*runtime_, options_); }
+
+  std::unique_ptr<Runtime> runtime_;
+  OwnerId weights_;
+  OwnerId kv_;
+  MemorySnapshotOptions options_;
+};
+
+TEST_F(MemorySnapshotTest, SaysWhatTheRuntimeHolds) {
+  Work();
+  const Json json = Build();
+  EXPECT_EQ(json["version"], 1);
+  EXPECT_EQ(json["device"]["driver"], "host");
+  EXPECT_EQ(json["device"]["total"], MiB(8).value());
+  EXPECT_EQ(json["page_size"], kPageBytes);
+  EXPECT_EQ(json["memory"]["limit"], MiB(4).value());
+  EXPECT_EQ(json["health"], "OK");
+
+  // Small allocations lie in slabs that owners share, which are nobody's.
+  ASSERT_EQ(json["owners"].size(), 3u);
+  EXPECT_EQ(json["owners"][0]["name"], "unnamed");
+  EXPECT_EQ(json["owners"][0]["live"], kPageBytes);
+  const Json& weights = json["owners"][1];
+  EXPECT_EQ(weights["name"], "weights");
+  EXPECT_EQ(weights["requested"], 1000 + 2 * kPageBytes);
+  EXPECT_EQ(weights["allocations"], 2);
+  EXPECT_EQ(weights["live"], 2 * kPageBytes);
+  const Json& kv = json["owners"][2];
+  EXPECT_EQ(kv["name"], "kv");
+  EXPECT_EQ(kv["live"], 3 * kPageBytes);
+  EXPECT_EQ(kv["allocations"], 0);
+
+  EXPECT_EQ(json["pages"].size() * kPageBytes, json["memory"]["live"]);
+  uint64_t kv_pages = 0;
+  for (const Json& page : json["pages"]) kv_pages += page["owner"] == kv["id"];
+  EXPECT_EQ(kv_pages, 3u);
+
+  const Json& timeline = json["timeline"];
+  EXPECT_EQ(timeline["live"].back(), json["memory"]["live"]);
+  EXPECT_EQ(timeline["marks"][0]["label"], "load");
+  ASSERT_EQ(timeline["failures"].size(), 1u);
+  EXPECT_EQ(timeline["failures"][0]["requested"], 77 * kPageBytes);
+  EXPECT_EQ(json["verdict"]["kind"], "limit");
+  EXPECT_EQ(json["host_memory"][0]["peak"], MiB(2).value());
+}
+
+TEST_F(MemorySnapshotTest, ListsEachFailureOnce) {
+  AllocateOptions options;
+  options.owner = kv_;
+  // Beyond the limit, and then within it, but not to be had.
+  EXPECT_FALSE(runtime_->allocator()->Allocate(MiB(5), options).ok());
+  ASSERT_TRUE(runtime_->allocator()->Allocate(MiB(3), options).ok());
+  EXPECT_FALSE(runtime_->allocator()->Allocate(MiB(2), options).ok());
+  const Json json = Build();
+  const Json& failures = json["timeline"]["failures"];
+  ASSERT_EQ(failures.size(), 2u);
+  EXPECT_EQ(failures[0]["requested"], MiB(5).value());
+  EXPECT_EQ(failures[1]["requested"], MiB(2).value());
+  EXPECT_EQ(failures[1]["owner"], kv_.value());
+}
+
+TEST_F(MemorySnapshotTest, TheEquationsHold) {
+  Work();
+  const Json json = Build();
+  const auto term = [&](const char* equation, const char* name) {
+    return json["equations"][equation][name].get<uint64_t>();
+  };
+  EXPECT_EQ(term("addresses", "reserved"),
+            term("addresses", "mapped") + term("addresses", "unmapped"));
+  EXPECT_EQ(term("pages", "in_use"),
+            term("pages", "live") + term("pages", "cooling") +
+                term("pages", "cached") + term("pages", "quarantined"));
+  EXPECT_EQ(term("allocator", "mapped"),
+            term("allocator", "live") + term("allocator", "cached") +
+                term("allocator", "cooling") + term("allocator", "slack"));
+}
+
+TEST_F(MemorySnapshotTest, IsOfOneDevice) {
+  Work();
+  options_.device = DeviceId(1);
+  const Json json = Build();
+  EXPECT_EQ(json["device"]["id"], 1);
+  EXPECT_TRUE(json["pages"].empty());
+  EXPECT_TRUE(json["timeline"]["live"].empty());
+  EXPECT_TRUE(json["timeline"]["failures"].empty());
+  EXPECT_EQ(json["timeline"]["marks"].size(), 1u);
+}
+
+TEST_F(MemorySnapshotTest, SurvivesBeingWrittenAndReadAgain) {
+  Work();
+  const Json json = Json::parse(Build().dump());
+  EXPECT_EQ(CheckMemorySnapshot(json), absl::OkStatus());
+  EXPECT_THAT(FormatMemoryReport(json), HasSubstr("weights"));
+  EXPECT_TRUE(RenderMemoryHtml(json).ok());
+}
+
+// Every field, taken out or replaced by something else, is named by the error.
+TEST_F(MemorySnapshotTest, EveryFieldThatIsWrongIsNamed) {
+  Work();
+  const Json good = Build();
+  // Derived from others, for readers that do not know Quire.
+  const std::vector<std::string> unread = {"/page_size", "/equations",
+                                           "/allocator/internal_fragmentation",
+                                           "/allocator/external_fragmentation"};
+  const Json flat = good.flatten();
+  for (const auto& [path, value] : flat.items()) {
+    if (std::any_of(unread.begin(), unread.end(), [&](const auto& prefix) {
+          return path.rfind(prefix, 0) == 0;
+        })) {
+      continue;
+    }
+    const Json::json_pointer pointer(path);
+    for (const Json& wrong : {Json(-1), Json(true), Json::array({Json()})}) {
+      Json bad = good;
+      bad[pointer] = wrong;
+      const absl::Status status = CheckMemorySnapshot(bad);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << path;
+      EXPECT_THAT(FormatMemoryReport(bad), HasSubstr("not a memory snapshot"));
+      EXPECT_FALSE(RenderMemoryHtml(bad).ok());
+    }
+    const Json::json_pointer parent = pointer.parent_pointer();
+    if (!good[parent].is_object()) continue;
+    Json bad = good;
+    bad[parent].erase(pointer.back());
+    const absl::Status status = CheckMemorySnapshot(bad);
+    EXPECT_EQ(status.ok(), path == "/device/free") << path;
+    if (!status.ok()) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(pointer.back()));
+    }
+  }
+  for (const Json& bad : {Json(), Json(3), Json::array(), Json::object()}) {
+    EXPECT_FALSE(CheckMemorySnapshot(bad).ok());
+  }
+  Json later = good;
+  later["version"] = 2;
+  EXPECT_THAT(std::string(CheckMemorySnapshot(later).message()),
+              HasSubstr("version"));
+  Json newer_field = good;
+  newer_field["something_else"] = 1;
+  EXPECT_EQ(CheckMemorySnapshot(newer_field), absl::OkStatus());
+}
+
+TEST_F(MemorySnapshotTest, TheReportNamesEveryRowInAlignedColumns) {
+  Work();
+  const std::string report = FormatMemoryReport(Build());
+  for (const char* part :
+       {"weights", "kv", "staging (host)", "requested", "mapped", "cached",
+        "free", "fragmentation: internal", "CreatePage", "(limit)"}) {
+    EXPECT_THAT(report, HasSubstr(part));
+  }
+  // Each table's lines end in the same column, where the last one is flush
+  // right.
+  size_t width = 0;
+  size_t lines = 0;
+  size_t from = report.find("owner ");
+  while (report[from] != '\n') {
+    const size_t end = report.find('\n', from);
+    if (width == 0) width = end - from;
+    EXPECT_EQ(end - from, width) << report.substr(from, end - from);
+    from = end + 1;
+    ++lines;
+  }
+  EXPECT_EQ(lines, 5u);  // header, three owners, staging
+}
+
+TEST_F(MemorySnapshotTest, HostileNamesStayText) {
+  const std::string name =
+      "</script><img src=x onerror=alert(1)>&\"'{{owners}}";
+  const OwnerId owner = runtime_->owners()->Register(name);
+  runtime_->owners()->Register("\x1b[31m\xff\xfe");
+  const auto range = runtime_->memory()->ReserveRange(PageCount(1), owner);
+  ASSERT_TRUE(range.ok());
+  ASSERT_TRUE(
+      runtime_->memory()->Commit(*range, PageCount(0), PageCount(1)).ok());
+  runtime_->trace()->Mark(name);
+  const Json json = Build();
+  const auto html = RenderMemoryHtml(json);
+  ASSERT_TRUE(html.ok()) << html.status();
+  EXPECT_THAT(*html, Not(HasSubstr("<img")));
+  EXPECT_THAT(*html, HasSubstr("&lt;img src=x"));
+  // Two scripts begin and two end: none was added.
+  size_t ends = 0;
+  for (size_t at = html->find("</script"); at != html->npos;
+       at = html->find("</script", at + 1)) {
+    ++ends;
+  }
+  EXPECT_EQ(ends, 2u);
+  EXPECT_THAT(FormatMemoryReport(json), Not(HasSubstr("\x1b")));
+}
+
+TEST_F(MemorySnapshotTest, ThePageNeedsNothingFromElsewhere) {
+  Work();
+  const auto html = RenderMemoryHtml(Build());
+  ASSERT_TRUE(html.ok()) << html.status();
+  for (const char* outside :
+       {"src=", "href=", "@import", "url(http", "fetch("}) {
+    EXPECT_THAT(*html, Not(HasSubstr(outside)));
+  }
+  // Every place of the template was filled.
+  EXPECT_THAT(*html, Not(HasSubstr("{{")));
+  for (const char* part : {"<caption>", "scope=\"row\"", "aria-live", "weights",
+                           "prefers-color-scheme: dark", "CreatePage"}) {
+    EXPECT_THAT(*html, HasSubstr(part));
+  }
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,119 @@
+#include "alloc/snapshot_timeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+namespace quire {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TraceEvent Event(uint64_t time, TraceAction action, uint32_t owner,
+                 uint64_t size, uint64_t in_use) {
+  return {time,        action,        OwnerId(owner), DeviceAddress(1),
+          Bytes(size), Bytes(in_use), std::string()};
+}
+
+TEST(SnapshotTimelineTest, FollowsEachOwner) {
+  std::vector<TraceEvent> events = {
+      Event(1, TraceAction::kCommit, 1, 10, 10),
+      Event(2, TraceAction::kCommit, 2, 5, 15),
+      Event(3, TraceAction::kAllocate, 2, 1, 15),
+      Event(4, TraceAction::kDecommit, 1, 4, 11),
+      Event(5, TraceAction::kOutOfMemory, 2, 99, 11),
+  };
+  events.push_back(Event(6, TraceAction::kMark, 0, 0, 0));
+  events.back().label = "decode";
+  const Timeline timeline = BuildTimeline(events, 0, {}, 100);
+  EXPECT_THAT(timeline.nanoseconds, ElementsAre(1, 2, 4));
+  EXPECT_THAT(timeline.live, ElementsAre(10, 15, 11));
+  EXPECT_THAT(timeline.live_by_owner.at(1), ElementsAre(10, 10, 6));
+  EXPECT_THAT(timeline.live_by_owner.at(2), ElementsAre(0, 5, 5));
+  ASSERT_EQ(timeline.failures.size(), 1u);
+  EXPECT_EQ(timeline.failures[0].requested, 99u);
+  ASSERT_EQ(timeline.marks.size(), 1u);
+  EXPECT_EQ(timeline.marks[0].label, "decode");
+}
+
+TEST(SnapshotTimelineTest, TellsALostBeginningBackwardsFromNow) {
+  const std::vector<TraceEvent> events = {
+      Event(1, TraceAction::kCommit, 1, 10, 40),
+      Event(2, TraceAction::kDecommit, 2, 5, 35),
+  };
+  // Owner 1 holds 30 now, so it held 20 before; owner 3 was not touched.
+  const Timeline timeline =
+      BuildTimeline(events, 7, {Bytes(0), Bytes(30), Bytes(1), Bytes(4)}, 100);
+  EXPECT_EQ(timeline.dropped, 7u);
+  EXPECT_THAT(timeline.live_by_owner.at(1), ElementsAre(30, 30));
+  EXPECT_THAT(timeline.live_by_owner.at(2), ElementsAre(6, 1));
+  EXPECT_THAT(timeline.live_by_owner.at(3), ElementsAre(4, 4));
+}
+
+TEST(SnapshotTimelineTest, SumsThatDoNotFitStayWithinBounds) {
+  const std::vector<TraceEvent> events = {
+      Event(1, TraceAction::kDecommit, 1, 10, 0),
+      Event(2, TraceAction::kCommit, 1, UINT64_MAX, 0),
+      Event(3, TraceAction::kCommit, 1, UINT64_MAX, 0),
+  };
+  EXPECT_THAT(BuildTimeline(events, 0, {}, 100).live_by_owner.at(1),
+              ElementsAre(0, UINT64_MAX, UINT64_MAX));
+}
+
+TEST(SnapshotTimelineTest, NothingComesOfNothing) {
+  const Timeline timeline = BuildTimeline({}, 0, {}, 4);
+  EXPECT_THAT(timeline.live, IsEmpty());
+  EXPECT_TRUE(timeline.live_by_owner.empty());
+}
+
+TEST(SnapshotTimelineTest, ThinningIsBoundedAndLosesNoPeak) {
+  std::mt19937 random(7);
+  for (const size_t most : {4u, 5u, 40u, 399u, 4000u}) {
+    std::vector<TraceEvent> events;
+    std::vector<uint64_t> held(4, 0);
+    std::vector<uint64_t> owner_peak(4, 0);
+    uint64_t live = 0;
+    uint64_t peak = 0;
+    for (uint64_t t = 0; t < 1000; ++t) {
+      const auto owner = static_cast<uint32_t>(random() % 4);
+      const uint64_t size = 1 + random() % 100;
+      const bool commit = held[owner] < size || random() % 2 == 0;
+      held[owner] = commit ? held[owner] + size : held[owner] - size;
+      live = commit ? live + size : live - size;
+      peak = std::max(peak, live);
+      owner_peak[owner] = std::max(owner_peak[owner], held[owner]);
+      events.push_back(
+          Event(t, commit ? TraceAction::kCommit : TraceAction::kDecommit,
+                owner, size, live));
+    }
+    const Timeline timeline = BuildTimeline(events, 0, {}, most);
+    EXPECT_LE(timeline.live.size(), most + 4);
+    EXPECT_EQ(timeline.nanoseconds.front(), 0u);
+    EXPECT_EQ(timeline.nanoseconds.back(), 999u);
+    EXPECT_TRUE(std::is_sorted(timeline.nanoseconds.begin(),
+                               timeline.nanoseconds.end()));
+    EXPECT_EQ(*std::max_element(timeline.live.begin(), timeline.live.end()),
+              peak);
+    for (uint32_t owner = 0; owner < 4; ++owner) {
+      const std::vector<uint64_t>& column = timeline.live_by_owner.at(owner);
+      ASSERT_EQ(column.size(), timeline.live.size());
+      EXPECT_EQ(*std::max_element(column.begin(), column.end()),
+                owner_peak[owner]);
+    }
+    // At every point, the owners add up.
+    for (size_t i = 0; i < timeline.live.size(); ++i) {
+      uint64_t sum = 0;
+      for (const auto& [owner, column] : timeline.live_by_owner) {
+        sum += column[i];
+      }
+      EXPECT_EQ(sum, timeline.live[i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire
