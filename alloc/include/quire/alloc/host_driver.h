@@ -5,7 +5,12 @@
 // and touching unbacked addresses really faults. Streams are ordered queues on
 // threads, so use after free across streams is real too. It is as strict as the
 // CUDA documentation (granularity, double map, unmap of part of a page, release
-// order); what a real driver would only leak is found at teardown.
+// order); what a real driver would only leak is found at teardown. Memory is
+// taken from the machine at first touch and returns to it when a page is freed;
+// a new page reads as zeros, which no GPU promises.
+//
+// The software devices are peers of each other, as those of one NVLink machine.
+// A forked child shares the memory but has no streams: it must not use them.
 //
 // With Backing::kNone pages carry no memory, so a 141 GB device fits on a
 // laptop: every call is checked and counted alike, copies and fills are checked
@@ -36,7 +41,10 @@ struct HostDriverOptions {
   // What each call adds to the virtual clock.
   DriverCostTable costs = DriverCostTable::A100();
   // Kernel mappings that this driver may use; the kernel allows 65,530 for the
-  // whole process, and at its limit even unmapping fails.
+  // whole process, and at its limit even unmapping fails. Pages created one
+  // after the other and mapped side by side share one. Map stops at the limit,
+  // Unmap (which may split a mapping) a sixteenth above it, both with
+  // kResourceExhausted. Lowered to what the kernel allows.
   uint64_t mapping_limit = 60000;
 };
 
