@@ -1,0 +1,62 @@
+// quire: one program, a verb for each thing that can be done with a model.
+//
+// Exit status: 0 ok, 1 failed, 2 wrong usage. Never a signal: a reader that goes
+// away is an error like any other.
+
+#include <csignal>
+#include <exception>
+#include <string>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+
+#include "model/cli/output.h"
+#include "model/cli/verbs.h"
+
+namespace quire {
+namespace {
+
+constexpr int kOk = 0;
+constexpr int kFailed = 1;
+constexpr int kWrongUsage = 2;
+
+int Main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  CLI::App app("Loads, quantises and runs language models in the memory there "
+               "is.",
+               "quire");
+  app.set_version_flag("--version", "quire " QUIRE_VERSION);
+  app.require_subcommand(1);
+  Action chosen;
+  AddInspectVerb(&app, &chosen);
+  AddLoadVerb(&app, &chosen);
+  AddLogitsVerb(&app, &chosen);
+  AddGenerateVerb(&app, &chosen);
+  AddTokenizeVerbs(&app, &chosen);
+  AddBenchVerb(&app, &chosen);
+  AddMemoryVerb(&app, &chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kOk : kWrongUsage;
+  }
+  const absl::Status status = chosen();
+  if (status.ok()) return kOk;
+  PrintError(std::string(status.message()));
+  return kFailed;
+}
+
+}  // namespace
+}  // namespace quire
+
+int main(int argc, char** argv) {
+  // The libraries under us may run out of host memory; that too is an error
+  // with a message, not a signal.
+  try {
+    return quire::Main(argc, argv);
+  } catch (const std::exception& error) {
+    quire::PrintError(error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,29 @@
+// The memory report at the end of a verb that runs a model.
+
+#ifndef QUIRE_MODEL_CLI_MEMORY_OUTPUT_H_
+#define QUIRE_MODEL_CLI_MEMORY_OUTPUT_H_
+
+#include <string>
+
+#include <CLI/App.hpp>
+
+#include "absl/status/status.h"
+#include "quire/model/session.h"
+
+namespace quire {
+
+struct MemoryOutputOptions {
+  bool report = false;
+  std::string snapshot;  // a file for the JSON snapshot; empty: none
+};
+
+// --memory-report, --memory-snapshot.
+void AddMemoryOutputOptions(CLI::App* app, MemoryOutputOptions* options);
+
+// The report goes to stderr: stdout is the verb's own.
+absl::Status WriteMemoryOutput(const MemoryOutputOptions& options,
+                               Session& session);
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_CLI_MEMORY_OUTPUT_H_

@@ -1,0 +1,106 @@
+#include "model/cli/options.h"
+
+#include <charconv>
+#include <map>
+#include <string_view>
+
+#include <CLI/Option.hpp>
+#include <CLI/Validators.hpp>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire {
+
+CLI::Option* AddBytesOption(CLI::App* app, const std::string& name,
+                            Bytes* target, const std::string& help) {
+  return app
+      ->add_option_function<std::string>(
+          name,
+          [target](const std::string& text) {
+            *target = ParseBytes(text).value_or(Bytes(0));
+          },
+          help)
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return ParseBytes(text) ? std::string()
+                                    : text + " is no size such as 8GiB";
+          },
+          "BYTES"));
+}
+
+absl::StatusOr<std::vector<TokenId>> ParseTokens(const std::string& text) {
+  std::vector<TokenId> tokens;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (at != end) {
+    TokenId token = 0;
+    const auto [next, error] = std::from_chars(at, end, token);
+    const bool separated = next == end || (*next == ',' && next + 1 != end);
+    if (error != std::errc() || token < 0 || !separated)
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", text, "' is no list of token ids such as 1,2,3 (",
+                       "wrong from character ", at - text.data() + 1, " on)"));
+    tokens.push_back(token);
+    at = next == end ? end : next + 1;
+  }
+  return tokens;
+}
+
+const CLI::Validator kTokenList(
+    [](const std::string& text) {
+      const auto tokens = ParseTokens(text);
+      return tokens.ok() ? std::string()
+                         : std::string(tokens.status().message());
+    },
+    "IDS");
+
+void AddDeviceOptions(CLI::App* app, DeviceOptions* options) {
+  app->add_option("--driver", options->driver,
+                  "host: a software device in this machine's memory; cuda: a "
+                  "GPU")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+  AddBytesOption(app, "--device-memory", &options->device_memory,
+                 "Memory of the software device [this machine's]");
+  app->add_option("--gpu-memory-utilization", options->memory_utilization,
+                  "Part of the device's memory that may be used")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  AddBytesOption(app, "--page-unit", &options->page_size,
+                 "Bytes of a physical page [2MiB]");
+}
+
+void AddSessionOptions(CLI::App* app, SessionOptions* options) {
+  AddDeviceOptions(app, &options->device);
+  app->add_option("--threads", options->threads,
+                  "Threads that compute; 0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  static const std::map<std::string, KvDType> kKvDTypes = {
+      {"f32", KvDType::kF32}, {"f16", KvDType::kF16}, {"bf16", KvDType::kBF16}};
+  app->add_option("--kv-dtype", options->kv_dtype,
+                  "Elements of the KV cache: f32, f16 or bf16 [f16]")
+      ->transform(CLI::CheckedTransformer(kKvDTypes));
+  app->add_option_function<std::string>(
+         "--activations", [](const std::string&) {},
+         "Activations: f32 is what this version computes with")
+      ->check(CLI::IsMember({"f32"}));
+  app->add_option("--max-num-seqs", options->max_sequences,
+                  "Sequences that run at once")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app->add_option("--max-model-len", options->max_model_len,
+                  "Tokens of a sequence at most; 0: what the model allows")
+      ->capture_default_str();
+  app->add_option("--max-num-batched-tokens",
+                  options->decoder.max_batch_tokens,
+                  "Tokens of one forward pass at most")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app->add_option("--layers-per-row", options->layers_per_row,
+                  "Layers whose keys and values share a row of the KV cache; "
+                  "0: all")
+      ->capture_default_str();
+}
+
+}  // namespace quire

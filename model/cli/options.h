@@ -1,0 +1,35 @@
+// Options that several verbs share, and the types that the command line reads.
+
+#ifndef QUIRE_MODEL_CLI_OPTIONS_H_
+#define QUIRE_MODEL_CLI_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <CLI/App.hpp>
+
+#include "absl/status/statusor.h"
+#include "quire/model/session.h"
+
+namespace quire {
+
+// A size as "8GiB": parsed and checked by CLI11 before a verb runs.
+CLI::Option* AddBytesOption(CLI::App* app, const std::string& name,
+                            Bytes* target, const std::string& help);
+
+// "1,2,3" to token ids: CLI11 keeps the text, this reads it.
+absl::StatusOr<std::vector<TokenId>> ParseTokens(const std::string& text);
+// A CLI11 check that the text is a list of token ids.
+extern const CLI::Validator kTokenList;
+
+// --driver, --device-memory, --gpu-memory-utilization, --page-unit.
+void AddDeviceOptions(CLI::App* app, DeviceOptions* options);
+// The options of every verb that runs a model: the device's, --threads,
+// --kv-dtype, --activations, --max-num-seqs, --max-model-len,
+// --max-num-batched-tokens, --layers-per-row.
+void AddSessionOptions(CLI::App* app, SessionOptions* options);
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_CLI_OPTIONS_H_

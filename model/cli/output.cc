@@ -1,0 +1,108 @@
+#include "model/cli/output.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace quire {
+namespace {
+
+struct FileCloser {
+  void operator()(FILE* file) const { std::fclose(file); }
+};
+using File = std::unique_ptr<FILE, FileCloser>;
+
+absl::Status FileError(const std::string& path, const char* what) {
+  return absl::ErrnoToStatus(errno, absl::StrCat(path, ": ", what));
+}
+
+void PrintLine(const char* prefix, std::string_view message) {
+  std::string line = prefix;
+  for (const char c : message) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f)
+      absl::StrAppend(&line, absl::StrFormat("\\x%02x", byte));
+    else
+      line += c;
+  }
+  line += '\n';
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+}  // namespace
+
+absl::Status PrintText(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
+      std::fflush(stdout) != 0)
+    return FileError("standard output", "cannot write");
+  return absl::OkStatus();
+}
+
+absl::Status PrintJson(const nlohmann::json& json) {
+  // Token text may hold any bytes; JSON must be UTF-8.
+  return PrintText(
+      json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
+      "\n");
+}
+
+void PrintError(std::string_view message) { PrintLine("quire: ", message); }
+void PrintWarning(std::string_view message) {
+  PrintLine("quire: warning: ", message);
+}
+
+void PrintMessage(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+bool IsInteractive() {
+  return isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1;
+}
+
+std::function<void(const LoadProgress&)> LoadProgressLine() {
+  if (!IsInteractive()) return nullptr;
+  return [](const LoadProgress& progress) {
+    const double total = static_cast<double>(progress.total.value());
+    const double done = static_cast<double>(progress.done.value());
+    const double rate = progress.seconds > 0 ? done / progress.seconds : 0;
+    const double left = rate > 0 ? (total - done) / rate : 0;
+    std::fprintf(stderr, "\rloading %s of %s, %s/s, %.0f s left\033[K",
+                 FormatBytes(progress.done).c_str(),
+                 FormatBytes(progress.total).c_str(),
+                 FormatBytes(Bytes(static_cast<uint64_t>(rate))).c_str(), left);
+    if (progress.done == progress.total) std::fputs("\r\033[K", stderr);
+    std::fflush(stderr);
+  };
+}
+
+absl::Status WriteFile(const std::string& path, std::string_view contents) {
+  File file(std::fopen(path.c_str(), "wb"));
+  if (file == nullptr) return FileError(path, "cannot open for writing");
+  if (std::fwrite(contents.data(), 1, contents.size(), file.get()) !=
+      contents.size())
+    return FileError(path, "cannot write");
+  if (std::fclose(file.release()) != 0) return FileError(path, "cannot write");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  File file(std::fopen(path.c_str(), "rb"));
+  if (file == nullptr) return FileError(path, "cannot open");
+  std::string contents;
+  std::vector<char> buffer(1 << 16);
+  while (const size_t n =
+             std::fread(buffer.data(), 1, buffer.size(), file.get()))
+    contents.append(buffer.data(), n);
+  if (std::ferror(file.get()) != 0) return FileError(path, "cannot read");
+  return contents;
+}
+
+}  // namespace quire

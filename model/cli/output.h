@@ -1,0 +1,41 @@
+// What the verbs print: JSON and text on stdout, messages on stderr.
+
+#ifndef QUIRE_MODEL_CLI_OUTPUT_H_
+#define QUIRE_MODEL_CLI_OUTPUT_H_
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/loader/streaming_loader.h"
+
+namespace quire {
+
+// Both report what could not be written: a full disk behind stdout is an error.
+absl::Status PrintText(std::string_view text);
+absl::Status PrintJson(const nlohmann::json& json);
+
+// "quire: MESSAGE" on one line of stderr, control characters made visible.
+void PrintError(std::string_view message);
+void PrintWarning(std::string_view message);
+
+// Several lines for stderr, as they are.
+void PrintMessage(std::string_view text);
+
+// True where a person watches: progress is shown then, and never otherwise.
+bool IsInteractive();
+
+// Redraws a progress line on stderr; empty (shows nothing) where nobody watches.
+std::function<void(const LoadProgress&)> LoadProgressLine();
+
+// Writes a whole file; the error names it.
+absl::Status WriteFile(const std::string& path, std::string_view contents);
+absl::StatusOr<std::string> ReadFile(const std::string& path);
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_CLI_OUTPUT_H_

@@ -1,0 +1,132 @@
+// quire bench: prompt and decode speed, and the bandwidth that decoding reads
+// weights with.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "model/cli/memory_output.h"
+#include "model/cli/options.h"
+#include "model/cli/output.h"
+#include "model/cli/verbs.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/model/engine.h"
+
+namespace quire {
+namespace {
+
+struct BenchOptions {
+  std::string model;
+  uint32_t prompt_tokens = 128;
+  uint32_t new_tokens = 64;
+  uint32_t sequences = 1;
+  SessionOptions session;
+  MemoryOutputOptions memory;
+  bool json = false;
+};
+
+absl::StatusOr<EngineStatistics> Run(const BenchOptions& options,
+                                     Session* session) {
+  Engine engine(&session->decoder(), &session->cache(),
+                options.session.max_sequences);
+  const uint32_t vocab = session->config().vocab_size;
+  for (uint32_t s = 0; s < options.sequences; ++s) {
+    Request request;
+    // Any tokens will do: speed does not depend on them.
+    for (uint32_t i = 0; i < options.prompt_tokens; ++i)
+      request.prompt.push_back(
+          static_cast<TokenId>((uint64_t{s} * 7919 + i * 104729) % vocab));
+    request.max_new_tokens = options.new_tokens;
+    QUIRE_RETURN_IF_ERROR(engine.Add(std::move(request)).status());
+  }
+  QUIRE_RETURN_IF_ERROR(engine.RunToCompletion());
+  return engine.statistics();
+}
+
+double PerSecond(double count, double seconds) {
+  return seconds > 0 ? count / seconds : 0;
+}
+
+absl::Status Bench(BenchOptions options) {
+  options.session.streaming.progress = LoadProgressLine();
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                         Session::Open(options.model, options.session));
+  // The first run faults pages in and starts threads; the second is counted.
+  QUIRE_RETURN_IF_ERROR(Run(options, session.get()).status());
+  QUIRE_ASSIGN_OR_RETURN(const EngineStatistics statistics,
+                         Run(options, session.get()));
+
+  // The steps that compute prompts also yield the first token of each sequence.
+  const double decoded =
+      static_cast<double>(statistics.decoded_tokens - options.sequences);
+  const double prompt_rate =
+      PerSecond(static_cast<double>(statistics.prompt_tokens),
+                statistics.prompt_seconds);
+  const double decode_rate = PerSecond(decoded, statistics.decode_seconds);
+  const double weight_bytes =
+      static_cast<double>(session->weights().BytesPerToken().value());
+  // A step reads every weight once, whatever the batch.
+  const double bandwidth = weight_bytes * decode_rate / options.sequences;
+  const AllocatorStatistics memory =
+      session->runtime().allocator()->GetStatistics();
+  const KvCacheStatistics kv = session->cache().GetStatistics();
+  if (options.json) {
+    QUIRE_RETURN_IF_ERROR(
+        PrintJson({{"prompt_tokens_per_second", prompt_rate},
+                   {"decode_tokens_per_second", decode_rate},
+                   {"weight_bytes_per_token", weight_bytes},
+                   {"read_bytes_per_second", bandwidth},
+                   {"sequences", options.sequences},
+                   {"threads", session->pool().threads()},
+                   {"simd", SimdTargetName()},
+                   {"memory_mapped", memory.mapped_bytes},
+                   {"kv_committed", kv.committed.value() + kv.parked.value()},
+                   {"load_seconds", session->weights().load_report().seconds}}));
+  } else {
+    QUIRE_RETURN_IF_ERROR(PrintText(absl::StrFormat(
+        "prompt   %10.1f tokens/s   (%d sequences of %d tokens)\n"
+        "decode   %10.1f tokens/s   (%d tokens each)\n"
+        "weights  %10s read per step, %s/s\n"
+        "memory   %10s mapped for weights and workspace, %s for KV\n"
+        "machine  %d threads, %s\n",
+        prompt_rate, options.sequences, options.prompt_tokens, decode_rate,
+        options.new_tokens,
+        FormatBytes(Bytes(static_cast<uint64_t>(weight_bytes))),
+        FormatBytes(Bytes(static_cast<uint64_t>(bandwidth))),
+        FormatBytes(Bytes(memory.mapped_bytes)),
+        FormatBytes(Bytes(kv.committed.value() + kv.parked.value())),
+        session->pool().threads(), SimdTargetName())));
+  }
+  return WriteMemoryOutput(options.memory, *session);
+}
+
+}  // namespace
+
+void AddBenchVerb(CLI::App* app, Action* chosen) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* verb = app->add_subcommand(
+      "bench", "Prompt and decode speed, bandwidth and memory");
+  verb->add_option("MODEL", options->model,
+                   "Folder, .safetensors or .gguf file")
+      ->required();
+  verb->add_option("--prompt-tokens", options->prompt_tokens,
+                   "Tokens of each prompt")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--new-tokens", options->new_tokens,
+                   "Tokens to decode for each sequence")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--sequences", options->sequences, "Sequences in the batch")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  verb->add_flag("--json", options->json, "Machine-readable");
+  AddSessionOptions(verb, &options->session);
+  AddMemoryOutputOptions(verb, &options->memory);
+  verb->callback([=] { *chosen = [=] { return Bench(*options); }; });
+}
+
+}  // namespace quire

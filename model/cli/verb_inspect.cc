@@ -1,0 +1,187 @@
+// quire inspect: what a checkpoint is, and what is wrong with it.
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "model/cli/output.h"
+#include "model/cli/verbs.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/loader/checkpoint.h"
+#include "quire/loader/gptq.h"
+#include "quire/model/model_weights.h"
+
+namespace quire {
+namespace {
+
+using nlohmann::json;
+
+struct InspectOptions {
+  std::string model;
+  bool json = false;
+};
+
+// What was found, and the first thing that is wrong.
+struct Inspection {
+  json report;
+  absl::Status first_defect;
+
+  void AddDefect(const absl::Status& status) {
+    report["defects"].push_back(std::string(status.message()));
+    first_defect.Update(status);
+  }
+};
+
+void DescribeFiles(const Checkpoint& checkpoint, json* report) {
+  json files = json::array();
+  for (const CheckpointFile& file : checkpoint.files())
+    files.push_back({{"path", file.path}, {"bytes", file.size.value()}});
+  std::map<std::string, json> types;
+  uint64_t parameters = 0;
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    json& type = types[DTypeName(tensor.dtype)];
+    type["tensors"] = type.value("tensors", uint64_t{0}) + 1;
+    type["bytes"] = type.value("bytes", uint64_t{0}) + tensor.size.value();
+    parameters += tensor.elements();
+  }
+  (*report)["format"] = checkpoint.format() == CheckpointFormat::kGguf
+                            ? "gguf"
+                            : "safetensors";
+  (*report)["files"] = files;
+  (*report)["tensors"] = checkpoint.tensors().size();
+  (*report)["elements"] = parameters;
+  (*report)["bytes"] = checkpoint.total_size().value();
+  (*report)["types"] = types;
+  (*report)["warnings"] = checkpoint.warnings();
+}
+
+void DescribeGptq(const Checkpoint& checkpoint, Inspection* inspection) {
+  const absl::StatusOr<GptqConfig> config = GptqConfig::Parse(checkpoint);
+  if (!config.ok()) return inspection->AddDefect(config.status());
+  const absl::StatusOr<std::vector<GptqModule>> modules =
+      FindGptqModules(checkpoint, *config);
+  if (!modules.ok()) return inspection->AddDefect(modules.status());
+  std::set<int> bits;
+  std::set<int64_t> group_sizes;
+  for (const GptqModule& module : *modules) {
+    bits.insert(module.settings.bits);
+    group_sizes.insert(module.settings.group_size);
+    // The group index is data, not a header; it is small, and nothing else
+    // tells whether it is right.
+    if (const auto groups = ReadGroupIndex(checkpoint, module); !groups.ok())
+      inspection->AddDefect(groups.status());
+  }
+  inspection->report["quantization"] = {
+      {"method", "gptq"},
+      {"checkpoint_format", config->zeros_are_v2() ? "gptq_v2" : "gptq"},
+      {"modules", modules->size()},
+      {"bits", bits},
+      {"group_sizes", group_sizes},
+      {"sym", config->defaults().sym},
+      {"desc_act", config->defaults().desc_act}};
+}
+
+void DescribeModel(const Checkpoint& checkpoint, Inspection* inspection) {
+  json& report = inspection->report;
+  const absl::StatusOr<ModelConfig> config = ParseModelConfig(checkpoint);
+  if (!config.ok()) {
+    // A family that cannot be run may still be a sound checkpoint.
+    if (absl::IsUnimplemented(config.status()))
+      report["unsupported"] = std::string(config.status().message());
+    else
+      inspection->AddDefect(config.status());
+    return;
+  }
+  report["family"] = config->family;
+  report["model"] = {{"layers", config->layers},
+                     {"hidden_size", config->hidden_size},
+                     {"intermediate_size", config->intermediate_size},
+                     {"attention_heads", config->heads},
+                     {"key_value_heads", config->kv_heads},
+                     {"head_dim", config->head_dim},
+                     {"vocab_size", config->vocab_size},
+                     {"max_positions", config->max_positions},
+                     {"tied_embeddings", config->tied_embeddings},
+                     {"eos_tokens", config->eos_tokens}};
+  const absl::Status weights = ModelWeights::Check(checkpoint, *config);
+  if (absl::IsUnimplemented(weights))
+    report["unsupported"] = std::string(weights.message());
+  else if (!weights.ok() && inspection->first_defect.ok())
+    inspection->AddDefect(weights);
+}
+
+Inspection InspectCheckpoint(const std::string& model) {
+  Inspection inspection;
+  inspection.report = {{"path", model}, {"defects", json::array()}};
+  const absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint =
+      Checkpoint::Open(model);
+  if (!checkpoint.ok()) {
+    inspection.AddDefect(checkpoint.status());
+    return inspection;
+  }
+  DescribeFiles(**checkpoint, &inspection.report);
+  for (const TensorInfo& tensor : (*checkpoint)->tensors()) {
+    if (!tensor.name.ends_with(".qweight")) continue;
+    DescribeGptq(**checkpoint, &inspection);
+    break;
+  }
+  DescribeModel(**checkpoint, &inspection);
+  inspection.report["runnable"] = inspection.first_defect.ok() &&
+                                  !inspection.report.contains("unsupported");
+  return inspection;
+}
+
+absl::Status PrintInspection(const json& report) {
+  std::string text;
+  const auto line = [&](const char* title, const std::string& value) {
+    absl::StrAppend(&text, absl::StrFormat("%-14s %s\n", title, value));
+  };
+  line("path", report["path"]);
+  if (report.contains("format")) {
+    line("format", report["format"]);
+    line("size", absl::StrCat(
+                     report["tensors"].get<uint64_t>(), " tensors, ",
+                     FormatBytes(Bytes(report["bytes"].get<uint64_t>())),
+                     " in ", report["files"].size(), " file(s)"));
+    for (const auto& [name, type] : report["types"].items())
+      line(("  " + name).c_str(),
+           absl::StrCat(type["tensors"].get<uint64_t>(), " tensors, ",
+                        FormatBytes(Bytes(type["bytes"].get<uint64_t>()))));
+  }
+  if (report.contains("quantization"))
+    line("quantization", report["quantization"].dump());
+  if (report.contains("model")) line("model", report["model"].dump());
+  if (report.contains("unsupported")) line("not runnable", report["unsupported"]);
+  for (const json& defect : report["defects"]) line("defect", defect);
+  for (const json& warning : report.value("warnings", json::array()))
+    line("warning", warning);
+  return PrintText(text);
+}
+
+absl::Status Inspect(const InspectOptions& options) {
+  const Inspection inspection = InspectCheckpoint(options.model);
+  QUIRE_RETURN_IF_ERROR(options.json ? PrintJson(inspection.report)
+                                     : PrintInspection(inspection.report));
+  return inspection.first_defect;
+}
+
+}  // namespace
+
+void AddInspectVerb(CLI::App* app, Action* chosen) {
+  auto options = std::make_shared<InspectOptions>();
+  CLI::App* verb = app->add_subcommand(
+      "inspect", "What a checkpoint is, and what is wrong with it");
+  verb->add_option("MODEL", options->model,
+                   "Folder, .safetensors or .gguf file")
+      ->required();
+  verb->add_flag("--json", options->json, "Machine-readable");
+  verb->callback([=] { *chosen = [=] { return Inspect(*options); }; });
+}
+
+}  // namespace quire

@@ -1,0 +1,59 @@
+// quire logits
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/cli/npy_writer.h"
+#include "model/cli/options.h"
+#include "model/cli/output.h"
+#include "model/cli/verbs.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+struct LogitsOptions {
+  std::string model;
+  std::string tokens;
+  std::string output;
+  SessionOptions session;
+};
+
+absl::Status Logits(LogitsOptions options) {
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens,
+                         ParseTokens(options.tokens));
+  options.session.streaming.progress = LoadProgressLine();
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                         Session::Open(options.model, options.session));
+  for (const std::string& warning : session->weights().warnings())
+    PrintWarning(warning);
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<NpyWriter> writer,
+      NpyWriter::Create(options.output, tokens.size(),
+                        session->config().vocab_size));
+  QUIRE_RETURN_IF_ERROR(session->ComputeLogits(
+      tokens,
+      [&](std::span<const float> rows) { return writer->Append(rows); }));
+  return writer->Finish();
+}
+
+}  // namespace
+
+void AddLogitsVerb(CLI::App* app, Action* chosen) {
+  auto options = std::make_shared<LogitsOptions>();
+  CLI::App* verb = app->add_subcommand(
+      "logits", "The logits after every token, as a float32 .npy file");
+  verb->add_option("MODEL", options->model,
+                   "Folder, .safetensors or .gguf file")
+      ->required();
+  verb->add_option("--tokens", options->tokens, "1,2,3")
+      ->required()
+      ->check(kTokenList);
+  verb->add_option("--output", options->output, "File to write: [tokens, vocab]")
+      ->required();
+  AddSessionOptions(verb, &options->session);
+  verb->callback([=] { *chosen = [=] { return Logits(*options); }; });
+}
+
+}  // namespace quire

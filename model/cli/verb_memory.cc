@@ -1,0 +1,49 @@
+// quire memory: reads a memory snapshot.
+
+#include <memory>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "model/cli/output.h"
+#include "model/cli/verbs.h"
+#include "quire/alloc/memory_snapshot.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+struct MemoryOptions {
+  std::string snapshot;
+  std::string html;
+};
+
+absl::Status Memory(const MemoryOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.snapshot));
+  const nlohmann::json snapshot =
+      nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (snapshot.is_discarded())
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.snapshot, ": is not JSON"));
+  QUIRE_ASSIGN_OR_RETURN(const std::string html, RenderMemoryHtml(snapshot));
+  QUIRE_RETURN_IF_ERROR(PrintText(FormatMemoryReport(snapshot)));
+  if (options.html.empty()) return absl::OkStatus();
+  return WriteFile(options.html, html);
+}
+
+}  // namespace
+
+void AddMemoryVerb(CLI::App* app, Action* chosen) {
+  auto options = std::make_shared<MemoryOptions>();
+  CLI::App* verb = app->add_subcommand(
+      "memory", "Where the device's memory went, from a snapshot");
+  verb->add_option("SNAPSHOT", options->snapshot,
+                   "File that --memory-snapshot wrote")
+      ->required();
+  verb->add_option("--html", options->html,
+                   "Write a page with the page map and the timeline");
+  verb->callback([=] { *chosen = [=] { return Memory(*options); }; });
+}
+
+}  // namespace quire

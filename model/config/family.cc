@@ -1,0 +1,73 @@
+#include "model/config/family.h"
+
+#include <array>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire {
+namespace {
+
+constexpr TensorNames kHuggingFaceNames = {
+    .layer_prefix = "model.layers.",
+    .embedding = "model.embed_tokens",
+    .output_norm = "model.norm",
+    .output = "lm_head",
+    .attention_norm = "input_layernorm",
+    .query = "self_attn.q_proj",
+    .key = "self_attn.k_proj",
+    .value = "self_attn.v_proj",
+    .attention_output = "self_attn.o_proj",
+    .ffn_norm = "post_attention_layernorm",
+    .gate = "mlp.gate_proj",
+    .up = "mlp.up_proj",
+    .down = "mlp.down_proj",
+};
+
+// llama.cpp's gguf-py/gguf/constants.py.
+constexpr TensorNames kGgufNames = {
+    .layer_prefix = "blk.",
+    .embedding = "token_embd",
+    .output_norm = "output_norm",
+    .output = "output",
+    .attention_norm = "attn_norm",
+    .query = "attn_q",
+    .key = "attn_k",
+    .value = "attn_v",
+    .attention_output = "attn_output",
+    .ffn_norm = "ffn_norm",
+    .gate = "ffn_gate",
+    .up = "ffn_up",
+    .down = "ffn_down",
+};
+
+constexpr std::array<FamilyTraits, 1> kFamilies = {{
+    {.model_type = "llama", .gguf_architecture = "llama"},
+}};
+
+}  // namespace
+
+std::string TensorNames::InLayer(uint32_t layer, const char* module) const {
+  return absl::StrCat(layer_prefix, layer, ".", module);
+}
+
+const TensorNames& NamesFor(CheckpointFormat format) {
+  return format == CheckpointFormat::kGguf ? kGgufNames : kHuggingFaceNames;
+}
+
+const FamilyTraits* FindFamily(CheckpointFormat format, std::string_view name) {
+  for (const FamilyTraits& family : kFamilies) {
+    if (name == (format == CheckpointFormat::kGguf ? family.gguf_architecture
+                                                   : family.model_type))
+      return &family;
+  }
+  return nullptr;
+}
+
+std::string SupportedFamilies() {
+  std::string names;
+  for (const FamilyTraits& family : kFamilies)
+    absl::StrAppend(&names, names.empty() ? "" : ", ", family.model_type);
+  return names;
+}
+
+}  // namespace quire

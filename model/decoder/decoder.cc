@@ -1,0 +1,215 @@
+// Decoder: validation and scheduling here, arithmetic in LayerRunner and ops.
+//
+// A Forward is one function on the decoder's stream, so it is ordered after the
+// loading of the weights and before every fence recorded on that stream. The
+// caller waits for it: sampling needs the logits anyway.
+
+#include "quire/model/decoder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "model/decoder/layer_runner.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+class Decoder::Impl {
+ public:
+  Impl(Runtime* runtime, const ModelConfig& config, const ModelWeights* weights,
+       ThreadPool* pool, const DecoderOptions& options)
+      : runtime_(runtime),
+        config_(config),
+        weights_(weights),
+        pool_(pool),
+        options_(options),
+        workspace_(runtime) {}
+
+  ~Impl() {
+    // Forward waits for its work, so nothing is queued.
+    if (stream_ != StreamId())
+      runtime_->driver()->DestroyStream(stream_).IgnoreError();
+  }
+
+  absl::Status Initialize();
+  absl::StatusOr<std::span<const float>> Forward(
+      std::span<const BatchItem> batch, const KvCache& cache);
+
+  const ModelConfig& config() const { return config_; }
+  const DecoderOptions& options() const { return options_; }
+  StreamId stream() const { return stream_; }
+
+ private:
+  absl::Status Check(std::span<const BatchItem> batch) const;
+  // Finds every token's place before the launch: the function on the stream
+  // must not take the cache's locks.
+  absl::Status Place(std::span<const BatchItem> batch, const KvCache& cache);
+  void Run(std::span<const BatchItem> batch);
+  void RunHead(std::span<const BatchItem> batch);
+
+  Runtime* const runtime_;
+  const ModelConfig config_;
+  const ModelWeights* const weights_;
+  ThreadPool* const pool_;
+  const DecoderOptions options_;
+  StreamId stream_;
+  Workspace workspace_;
+  std::unique_ptr<LayerRunner> layers_;
+  ActivationBuffer residual_, selected_, logits_;
+
+  // Of the current batch; kept to avoid allocations per step.
+  KvDType kv_dtype_ = KvDType::kF32;
+  std::vector<KvCache::LayerView> views_;  // [layer][item]
+  std::vector<TokenPlace> places_;         // [layer][token]
+};
+
+absl::Status Decoder::Impl::Initialize() {
+  if (options_.max_batch_tokens == 0 || options_.max_logit_rows == 0)
+    return absl::InvalidArgumentError(
+        "max_batch_tokens and max_logit_rows must be at least 1");
+  QUIRE_ASSIGN_OR_RETURN(stream_,
+                         runtime_->driver()->CreateStream(DeviceId(0)));
+  QUIRE_ASSIGN_OR_RETURN(
+      layers_,
+      LayerRunner::Create(runtime_, &config_, weights_->inverse_frequencies(),
+                          options_.max_batch_tokens, pool_));
+  QUIRE_ASSIGN_OR_RETURN(residual_,
+                         workspace_.Allocate(options_.max_batch_tokens,
+                                             config_.hidden_size));
+  QUIRE_ASSIGN_OR_RETURN(
+      selected_,
+      workspace_.Allocate(options_.max_logit_rows, config_.hidden_size));
+  QUIRE_ASSIGN_OR_RETURN(
+      logits_,
+      workspace_.Allocate(options_.max_logit_rows, config_.vocab_size));
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Impl::Check(std::span<const BatchItem> batch) const {
+  uint64_t tokens = 0;
+  uint64_t logit_rows = 0;
+  for (const BatchItem& item : batch) {
+    tokens += item.tokens.size();
+    logit_rows += item.logit_rows;
+    if (item.tokens.empty() || item.logit_rows > item.tokens.size())
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a batch item of ", item.tokens.size(), " tokens cannot have ",
+          item.logit_rows, " rows of logits"));
+    QUIRE_RETURN_IF_ERROR(CheckTokens(item.tokens, config_.vocab_size));
+  }
+  if (tokens > options_.max_batch_tokens)
+    return absl::InvalidArgumentError(
+        absl::StrCat("a batch of ", tokens, " tokens, at most ",
+                     options_.max_batch_tokens, " fit"));
+  if (logit_rows > options_.max_logit_rows)
+    return absl::InvalidArgumentError(
+        absl::StrCat("logits of ", logit_rows, " tokens, at most ",
+                     options_.max_logit_rows, " fit"));
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Impl::Place(std::span<const BatchItem> batch,
+                                  const KvCache& cache) {
+  kv_dtype_ = cache.layout().shape().dtype;
+  views_.clear();
+  views_.reserve(batch.size() * config_.layers);  // places_ point into it
+  places_.clear();
+  for (const BatchItem& item : batch) {
+    QUIRE_ASSIGN_OR_RETURN(const uint64_t length, cache.Length(item.sequence));
+    const uint64_t needed = item.position + item.tokens.size();
+    if (needed > length)
+      return absl::FailedPreconditionError(
+          absl::StrCat("sequence ", item.sequence.value(), " is backed for ",
+                       length, " tokens, the batch needs ", needed));
+  }
+  for (uint32_t layer = 0; layer < config_.layers; ++layer) {
+    for (const BatchItem& item : batch) {
+      QUIRE_ASSIGN_OR_RETURN(const KvCache::LayerView view,
+                             cache.View(item.sequence, layer));
+      views_.push_back(view);
+      for (size_t t = 0; t < item.tokens.size(); ++t)
+        places_.push_back({item.position + t, &views_.back()});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::span<const float>> Decoder::Impl::Forward(
+    std::span<const BatchItem> batch, const KvCache& cache) {
+  if (batch.empty()) return std::span<const float>();
+  QUIRE_RETURN_IF_ERROR(Check(batch));
+  QUIRE_RETURN_IF_ERROR(Place(batch, cache));
+  QUIRE_RETURN_IF_ERROR(runtime_->driver()->LaunchHostFunction(
+      stream_, [this, batch] { Run(batch); }));
+  QUIRE_RETURN_IF_ERROR(runtime_->driver()->SynchronizeStream(stream_));
+  size_t rows = 0;
+  for (const BatchItem& item : batch) rows += item.logit_rows;
+  return std::span<const float>(logits_.data, rows * logits_.columns);
+}
+
+void Decoder::Impl::Run(std::span<const BatchItem> batch) {
+  size_t tokens = 0;
+  for (const BatchItem& item : batch) {
+    for (const TokenId token : item.tokens)
+      DequantizeRow(weights_->embedding(), static_cast<size_t>(token),
+                    residual_.row(tokens++));
+  }
+  std::span<const TokenPlace> places = places_;
+  for (const DecoderLayer& layer : weights_->layers()) {
+    layers_->Run(layer, places.first(tokens), kv_dtype_, residual_.data);
+    places = places.subspan(tokens);
+  }
+  RunHead(batch);
+}
+
+// Only the rows whose logits are wanted go through the head, the largest matrix
+// of most models.
+void Decoder::Impl::RunHead(std::span<const BatchItem> batch) {
+  size_t selected = 0;
+  size_t end = 0;
+  for (const BatchItem& item : batch) {
+    end += item.tokens.size();
+    std::copy_n(residual_.row(end - item.logit_rows),
+                residual_.columns * item.logit_rows, selected_.row(selected));
+    selected += item.logit_rows;
+  }
+  if (selected == 0) return;
+  const ParameterVector& norm = weights_->output_norm();
+  RmsNorm(selected_.data, norm.data, norm.dtype, config_.norm_epsilon, selected,
+          selected_.columns, selected_.data, pool_);
+  ApplyLinear(weights_->output(), selected_.data, selected, logits_.data,
+              pool_);
+}
+
+absl::Status CheckTokens(std::span<const TokenId> tokens, uint32_t vocab_size) {
+  for (const TokenId token : tokens) {
+    if (token < 0 || static_cast<uint32_t>(token) >= vocab_size)
+      return absl::InvalidArgumentError(
+          absl::StrCat("token ", token, " is outside the vocabulary of ",
+                       vocab_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(
+    Runtime* runtime, const ModelConfig& config, const ModelWeights* weights,
+    ThreadPool* pool, const DecoderOptions& options) {
+  auto impl = std::make_unique<Impl>(runtime, config, weights, pool, options);
+  QUIRE_RETURN_IF_ERROR(impl->Initialize());
+  return std::unique_ptr<Decoder>(new Decoder(std::move(impl)));
+}
+
+Decoder::Decoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Decoder::~Decoder() = default;
+
+const ModelConfig& Decoder::config() const { return impl_->config(); }
+const DecoderOptions& Decoder::options() const { return impl_->options(); }
+StreamId Decoder::stream() const { return impl_->stream(); }
+
+absl::StatusOr<std::span<const float>> Decoder::Forward(
+    std::span<const BatchItem> batch, const KvCache& cache) {
+  return impl_->Forward(batch, cache);
+}
+
+}  // namespace quire

@@ -1,0 +1,133 @@
+#include "model/decoder/layer_runner.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+Workspace::Workspace(Runtime* runtime)
+    : runtime_(runtime), owner_(runtime->owners()->Register("workspace")) {}
+
+Workspace::~Workspace() {
+  // The addresses are this allocator's and nothing uses them: what Free could
+  // report, nobody could act on.
+  for (const DeviceAddress address : allocations_)
+    runtime_->allocator()->Free(address).IgnoreError();
+}
+
+absl::StatusOr<ActivationBuffer> Workspace::Allocate(uint64_t rows,
+                                                     uint64_t columns) {
+  const auto elements = CheckedMultiply(rows, columns);
+  const auto bytes = elements
+                         ? CheckedMultiply(Bytes(sizeof(float)), *elements)
+                         : std::nullopt;
+  if (!bytes)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a workspace of ", rows, " x ", columns, " floats does not fit"));
+  QUIRE_ASSIGN_OR_RETURN(
+      const DeviceAddress address,
+      runtime_->allocator()->Allocate(*bytes, {.owner = owner_}));
+  allocations_.push_back(address);
+  return ActivationBuffer{address.host_pointer<float>(), columns};
+}
+
+absl::StatusOr<std::unique_ptr<LayerRunner>> LayerRunner::Create(
+    Runtime* runtime, const ModelConfig* config,
+    std::span<const float> inverse_frequencies, uint32_t max_tokens,
+    ThreadPool* pool) {
+  std::unique_ptr<LayerRunner> runner(
+      new LayerRunner(runtime, config, inverse_frequencies, pool));
+  const uint64_t hidden = config->hidden_size;
+  const uint64_t ffn = config->intermediate_size;
+  const struct {
+    ActivationBuffer* buffer;
+    uint64_t columns;
+  } buffers[] = {{&runner->normed_, hidden},
+                 {&runner->query_, config->query_size()},
+                 {&runner->key_, config->kv_size()},
+                 {&runner->value_, config->kv_size()},
+                 {&runner->attended_, config->query_size()},
+                 {&runner->branch_, hidden},
+                 {&runner->gate_, ffn},
+                 {&runner->up_, ffn}};
+  for (const auto& [buffer, columns] : buffers) {
+    QUIRE_ASSIGN_OR_RETURN(*buffer,
+                           runner->workspace_.Allocate(max_tokens, columns));
+  }
+  return runner;
+}
+
+void LayerRunner::Run(const DecoderLayer& layer,
+                      std::span<const TokenPlace> places, KvDType kv_dtype,
+                      float* residual, const Observer& observer) {
+  const size_t tokens = places.size();
+  const size_t hidden = config_->hidden_size;
+  const auto observe = [&](LinearInput which, const ActivationBuffer& input) {
+    if (observer) observer(which, input.data, tokens, input.columns);
+  };
+  const auto normalise = [&](const ParameterVector& norm) {
+    RmsNorm(residual, norm.data, norm.dtype, config_->norm_epsilon, tokens,
+            hidden, normed_.data, pool_);
+  };
+  const auto apply = [&](const Linear& linear, const ActivationBuffer& input,
+                         const ActivationBuffer& output) {
+    ApplyLinear(linear, input.data, tokens, output.data, pool_);
+  };
+
+  normalise(layer.attention_norm);
+  observe(LinearInput::kAttention, normed_);
+  apply(layer.query, normed_, query_);
+  apply(layer.key, normed_, key_);
+  apply(layer.value, normed_, value_);
+  RunAttention(places, kv_dtype);
+  observe(LinearInput::kAttentionOutput, attended_);
+  apply(layer.attention_output, attended_, branch_);
+  AddInPlace(branch_.data, tokens * hidden, residual);
+
+  normalise(layer.ffn_norm);
+  observe(LinearInput::kFfn, normed_);
+  apply(layer.gate, normed_, gate_);
+  apply(layer.up, normed_, up_);
+  SiluMultiply(up_.data, tokens * up_.columns, gate_.data, pool_);
+  observe(LinearInput::kDown, gate_);
+  apply(layer.down, gate_, branch_);
+  AddInPlace(branch_.data, tokens * hidden, residual);
+}
+
+void LayerRunner::RunAttention(std::span<const TokenPlace> places,
+                               KvDType kv_dtype) {
+  const size_t tokens = places.size();
+  positions_.clear();
+  for (const TokenPlace& place : places) positions_.push_back(place.position);
+  const auto rotate = [&](const ActivationBuffer& heads, uint32_t count) {
+    Rope(positions_.data(), inverse_frequencies_.data(), config_->head_dim,
+         config_->rope.pairing, 1.0f, tokens, count, config_->head_dim,
+         heads.data, pool_);
+  };
+  rotate(query_, config_->heads);
+  rotate(key_, config_->kv_heads);
+
+  queries_.clear();
+  for (size_t t = 0; t < tokens; ++t) {
+    const KvCache::LayerView& view = *places[t].view;
+    const uint64_t offset = places[t].position * view.row_stride.value();
+    const auto row = [&](DeviceAddress base) {
+      return DeviceAddress(base.value() + offset).host_pointer<void>();
+    };
+    StoreKvRow(key_.row(t), key_.columns, kv_dtype, row(view.keys));
+    StoreKvRow(value_.row(t), value_.columns, kv_dtype, row(view.values));
+    queries_.push_back({.query = query_.row(t),
+                        .keys = view.keys.host_pointer<const void>(),
+                        .values = view.values.host_pointer<const void>(),
+                        .row_stride = view.row_stride.value(),
+                        .length = places[t].position + 1,
+                        .output = attended_.row(t)});
+  }
+  Attention(queries_, kv_dtype, config_->heads, config_->kv_heads,
+            config_->head_dim,
+            1.0f / std::sqrt(static_cast<float>(config_->head_dim)), pool_);
+}
+
+}  // namespace quire

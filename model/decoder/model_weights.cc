@@ -1,0 +1,71 @@
+#include "quire/model/model_weights.h"
+
+#include "model/decoder/gptq_weights.h"
+#include "model/decoder/weight_builder.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+size_t Linear::out_features() const {
+  return std::visit([](const auto& m) { return m.out_features; }, matrix);
+}
+
+Bytes Linear::weight_bytes() const {
+  if (const auto* dense = std::get_if<DenseMatrix>(&matrix)) {
+    return BytesOf(dense->dtype, dense->in_features * dense->out_features)
+        .value_or(Bytes(0));
+  }
+  const auto& gptq = std::get<GptqMatrix>(matrix);
+  const uint64_t words =
+      PackedWords(gptq.in_features, gptq.bits) * gptq.out_features;
+  const uint64_t zero_words =
+      gptq.groups * PackedWords(gptq.out_features, gptq.bits);
+  const uint64_t scale_bits =
+      gptq.groups * gptq.out_features * BlockBits(gptq.scales_dtype);
+  return Bytes(4 * (words + zero_words) + scale_bits / 8);
+}
+
+void ApplyLinear(const Linear& linear, const float* input, size_t tokens,
+                 float* output, ThreadPool* pool) {
+  std::visit([&](const auto& m) { MatMul(m, input, tokens, output, pool); },
+             linear.matrix);
+  if (linear.bias.data != nullptr)
+    AddBias(linear.bias.data, linear.bias.dtype, tokens, linear.out_features(),
+            output);
+}
+
+absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(
+    Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
+    const StreamingOptions& options, ThreadPool* pool) {
+  std::unique_ptr<ModelWeights> weights(new ModelWeights(runtime));
+  WeightBuilder builder(runtime, checkpoint, config, weights.get());
+  QUIRE_RETURN_IF_ERROR(builder.Build(options, pool));
+  return weights;
+}
+
+absl::Status ModelWeights::Check(const Checkpoint& checkpoint,
+                                 const ModelConfig& config) {
+  ModelWeights weights(nullptr);
+  return WeightBuilder(nullptr, checkpoint, config, &weights).Describe();
+}
+
+ModelWeights::~ModelWeights() {
+  for (const DeviceAddress address : allocations_) {
+    // Every use is over, and the address came from this allocator: it cannot
+    // fail in a way that a destructor could mend.
+    runtime_->allocator()->Free(address).IgnoreError();
+  }
+}
+
+Bytes ModelWeights::BytesPerToken() const {
+  uint64_t total = output_.weight_bytes().value();
+  for (const DecoderLayer& layer : layers_) {
+    for (const Linear* linear :
+         {&layer.query, &layer.key, &layer.value, &layer.attention_output,
+          &layer.gate, &layer.up, &layer.down})
+      total += linear->weight_bytes().value();
+  }
+  return Bytes(total);
+}
+
+}  // namespace quire

@@ -1,0 +1,357 @@
+#include "model/decoder/weight_builder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "model/decoder/gptq_weights.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+std::string ShapeText(const std::vector<uint64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+bool IsFloat(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 ||
+         dtype == DType::kBF16;
+}
+
+bool IsMatrixType(DType dtype) {
+  return IsFloat(dtype) || dtype == DType::kQ8_0 || dtype == DType::kQ4_0 ||
+         dtype == DType::kQ4_1 || dtype == DType::kQ6_K;
+}
+
+// Tensors that a checkpoint may carry and no forward pass reads.
+bool IsKnownUnused(std::string_view name) {
+  return name.ends_with(".rotary_emb.inv_freq") ||
+         name.ends_with(".g_idx") || name.ends_with(".perm");
+}
+
+}  // namespace
+
+WeightBuilder::WeightBuilder(Runtime* runtime, const Checkpoint& checkpoint,
+                             const ModelConfig& config, ModelWeights* weights)
+    : runtime_(runtime),
+      checkpoint_(checkpoint),
+      config_(config),
+      weights_(weights),
+      names_(NamesFor(checkpoint.format())) {}
+
+absl::Status WeightBuilder::Build(const StreamingOptions& options,
+                                  ThreadPool* pool) {
+  if (!runtime_->driver()->device_memory_is_host_memory())
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the host operations cannot run on the memory of driver '",
+        runtime_->driver()->name(), "'"));
+  owner_ = runtime_->owners()->Register("weights");
+  QUIRE_RETURN_IF_ERROR(Describe());
+  QUIRE_RETURN_IF_ERROR(AllocateAndStream(options));
+  for (const PendingGptq& pending : pending_gptq_)
+    QUIRE_RETURN_IF_ERROR(FinishGptq(pending, pool));
+  ReportUnused();
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::ReadQuantization() {
+  const bool quantised = std::any_of(
+      checkpoint_.tensors().begin(), checkpoint_.tensors().end(),
+      [](const TensorInfo& t) { return t.name.ends_with(".qweight"); });
+  // Even without packed tensors a quantisation that is not GPTQ must be refused
+  // by name rather than read as plain weights.
+  if (!quantised && checkpoint_.quantization_config().empty())
+    return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const GptqConfig config,
+                         GptqConfig::Parse(checkpoint_));
+  zeros_are_v2_ = config.zeros_are_v2();
+  QUIRE_ASSIGN_OR_RETURN(modules_, FindGptqModules(checkpoint_, config));
+  for (const GptqModule& module : modules_)
+    module_by_name_.emplace(module.name, &module);
+  return absl::OkStatus();
+}
+
+// llama.cpp stores the frequency changes of Llama 3.1 as a tensor of divisors.
+absl::Status WeightBuilder::ReadRopeFactors() {
+  if (checkpoint_.format() != CheckpointFormat::kGguf) return absl::OkStatus();
+  const TensorInfo* tensor = checkpoint_.Find("rope_freqs.weight");
+  if (tensor == nullptr) return absl::OkStatus();
+  used_.insert(tensor);
+  std::vector<float>& frequencies = weights_->inverse_frequencies_;
+  if (tensor->dtype != DType::kF32 || tensor->elements() != frequencies.size())
+    return absl::InvalidArgumentError(absl::StrCat(
+        checkpoint_.files()[tensor->file].path, ": ", tensor->name, " is ",
+        DTypeName(tensor->dtype), " ", ShapeText(tensor->shape), ", expected ",
+        frequencies.size(), " F32 elements"));
+  std::vector<std::byte> bytes;
+  QUIRE_RETURN_IF_ERROR(checkpoint_.ReadSmallTensor(*tensor, &bytes));
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    float divisor = 1;
+    std::memcpy(&divisor, bytes.data() + i * sizeof(float), sizeof(float));
+    frequencies[i] /= divisor;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::Describe() {
+  weights_->warnings_ = checkpoint_.warnings();
+  QUIRE_RETURN_IF_ERROR(ReadQuantization());
+  weights_->inverse_frequencies_ =
+      InverseFrequencies(config_.rope, config_.head_dim);
+  QUIRE_RETURN_IF_ERROR(ReadRopeFactors());
+  QUIRE_RETURN_IF_ERROR(DescribeEmbedding());
+  weights_->layers_.resize(config_.layers);
+  for (uint32_t i = 0; i < config_.layers; ++i)
+    QUIRE_RETURN_IF_ERROR(DescribeLayer(i, &weights_->layers_[i]));
+  QUIRE_RETURN_IF_ERROR(DescribeVector(names_.output_norm, config_.hidden_size,
+                                       &weights_->output_norm_));
+  return DescribeOutput();
+}
+
+absl::Status WeightBuilder::DescribeLayer(uint32_t index, DecoderLayer* layer) {
+  const auto name = [&](const char* module) {
+    return names_.InLayer(index, module);
+  };
+  const uint64_t hidden = config_.hidden_size;
+  const uint64_t ffn = config_.intermediate_size;
+  QUIRE_RETURN_IF_ERROR(DescribeVector(name(names_.attention_norm), hidden,
+                                       &layer->attention_norm));
+  QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.query), config_.query_size(),
+                                       hidden, &layer->query));
+  QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.key), config_.kv_size(),
+                                       hidden, &layer->key));
+  QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.value), config_.kv_size(),
+                                       hidden, &layer->value));
+  QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.attention_output), hidden,
+                                       config_.query_size(),
+                                       &layer->attention_output));
+  QUIRE_RETURN_IF_ERROR(
+      DescribeVector(name(names_.ffn_norm), hidden, &layer->ffn_norm));
+  QUIRE_RETURN_IF_ERROR(
+      DescribeLinear(name(names_.gate), ffn, hidden, &layer->gate));
+  QUIRE_RETURN_IF_ERROR(
+      DescribeLinear(name(names_.up), ffn, hidden, &layer->up));
+  return DescribeLinear(name(names_.down), hidden, ffn, &layer->down);
+}
+
+absl::Status WeightBuilder::DescribeEmbedding() {
+  QUIRE_ASSIGN_OR_RETURN(const TensorInfo* const tensor,
+                         Require(absl::StrCat(names_.embedding, ".weight")));
+  return DescribeDense(*tensor, config_.vocab_size, config_.hidden_size,
+                       &weights_->embedding_);
+}
+
+absl::Status WeightBuilder::DescribeOutput() {
+  const std::string module = names_.output;
+  const bool present =
+      checkpoint_.Find(absl::StrCat(module, ".weight")) != nullptr ||
+      module_by_name_.contains(module);
+  if (present) {
+    // The file knows better than the configuration: a head that is there was
+    // trained, or quantised, apart from the embedding.
+    if (config_.tied_embeddings)
+      weights_->warnings_.push_back(absl::StrCat(
+          module, ": the configuration ties it to the embedding, but the "
+                  "checkpoint has its own; the checkpoint's is used"));
+    return DescribeLinear(module, config_.vocab_size, config_.hidden_size,
+                          &weights_->output_);
+  }
+  // The embedding's address is known after allocation only.
+  weights_->output_.matrix = weights_->embedding_;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const TensorInfo*> WeightBuilder::Require(
+    const std::string& name) {
+  const TensorInfo* tensor = checkpoint_.Find(name);
+  if (tensor == nullptr)
+    return absl::NotFoundError(absl::StrCat(
+        checkpoint_.folder(), ": the checkpoint has no tensor ", name,
+        ", which a ", config_.family, " model of ", config_.layers,
+        " layers needs"));
+  used_.insert(tensor);
+  return tensor;
+}
+
+absl::Status WeightBuilder::DescribeVector(const std::string& module,
+                                           uint64_t size,
+                                           ParameterVector* vector) {
+  QUIRE_ASSIGN_OR_RETURN(const TensorInfo* const tensor,
+                         Require(absl::StrCat(module, ".weight")));
+  return DescribeBias(module, tensor, size, vector);
+}
+
+absl::Status WeightBuilder::DescribeBias(const std::string& module,
+                                         const TensorInfo* tensor,
+                                         uint64_t size, ParameterVector* bias) {
+  if (tensor == nullptr) return absl::OkStatus();
+  used_.insert(tensor);
+  if (!IsFloat(tensor->dtype) || tensor->shape != std::vector<uint64_t>{size})
+    return absl::InvalidArgumentError(absl::StrCat(
+        checkpoint_.files()[tensor->file].path, ": ", tensor->name, " is ",
+        DTypeName(tensor->dtype), " ", ShapeText(tensor->shape),
+        ", expected F32, F16 or BF16 [", size, "] for ", module));
+  bias->dtype = tensor->dtype;
+  placements_.push_back({tensor, [bias](DeviceAddress address) {
+                           bias->data = address.host_pointer<void>();
+                         }});
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::DescribeDense(const TensorInfo& tensor,
+                                          uint64_t out_features,
+                                          uint64_t in_features,
+                                          DenseMatrix* matrix) {
+  if (!IsMatrixType(tensor.dtype))
+    return absl::UnimplementedError(absl::StrCat(
+        checkpoint_.files()[tensor.file].path, ": ", tensor.name,
+        " has elements of type ", DTypeName(tensor.dtype),
+        "; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K and GPTQ can be computed "
+        "with"));
+  const std::vector<uint64_t> expected = {out_features, in_features};
+  if (tensor.shape != expected)
+    return absl::InvalidArgumentError(absl::StrCat(
+        checkpoint_.files()[tensor.file].path, ": ", tensor.name,
+        " has shape ", ShapeText(tensor.shape), ", the configuration says ",
+        ShapeText(expected)));
+  *matrix = {.data = nullptr,
+             .dtype = tensor.dtype,
+             .out_features = out_features,
+             .in_features = in_features};
+  placements_.push_back({&tensor, [matrix](DeviceAddress address) {
+                           matrix->data = address.host_pointer<void>();
+                         }});
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::DescribeLinear(const std::string& module,
+                                           uint64_t out_features,
+                                           uint64_t in_features,
+                                           Linear* linear) {
+  const auto quantised = module_by_name_.find(module);
+  if (quantised != module_by_name_.end())
+    return DescribeGptq(*quantised->second, out_features, in_features, linear);
+  QUIRE_ASSIGN_OR_RETURN(const TensorInfo* const tensor,
+                         Require(absl::StrCat(module, ".weight")));
+  linear->matrix = DenseMatrix();
+  QUIRE_RETURN_IF_ERROR(DescribeDense(*tensor, out_features, in_features,
+                                      &std::get<DenseMatrix>(linear->matrix)));
+  return DescribeBias(module, checkpoint_.Find(absl::StrCat(module, ".bias")),
+                      out_features, &linear->bias);
+}
+
+absl::Status WeightBuilder::DescribeGptq(const GptqModule& module,
+                                         uint64_t out_features,
+                                         uint64_t in_features,
+                                         Linear* linear) {
+  if (module.in_features != in_features || module.out_features != out_features)
+    return absl::InvalidArgumentError(absl::StrCat(
+        checkpoint_.files()[module.qweight->file].path, ": ",
+        module.qweight->name, " is for ", module.in_features, " inputs and ",
+        module.out_features, " outputs, the configuration says ", in_features,
+        " and ", out_features));
+  linear->matrix = GptqMatrix{
+      .bits = module.settings.bits,
+      .in_features = in_features,
+      .out_features = out_features,
+      .groups = module.groups,
+      .scales_dtype = module.scales->dtype,
+  };
+  GptqMatrix* matrix = &std::get<GptqMatrix>(linear->matrix);
+  for (const TensorInfo* tensor : {module.qweight, module.qzeros,
+                                   module.scales})
+    used_.insert(tensor);
+  placements_.push_back({module.qweight, [matrix](DeviceAddress address) {
+                           matrix->qweight = address.host_pointer<uint32_t>();
+                         }});
+  placements_.push_back({module.qzeros, [matrix](DeviceAddress address) {
+                           matrix->qzeros = address.host_pointer<uint32_t>();
+                         }});
+  placements_.push_back({module.scales, [matrix](DeviceAddress address) {
+                           matrix->scales = address.host_pointer<void>();
+                         }});
+  pending_gptq_.push_back({&module, matrix});
+  return DescribeBias(module.name, module.bias, out_features, &linear->bias);
+}
+
+absl::StatusOr<DeviceAddress> WeightBuilder::AllocateBytes(Bytes size) {
+  QUIRE_ASSIGN_OR_RETURN(
+      const DeviceAddress address,
+      runtime_->allocator()->Allocate(size, {.owner = owner_}));
+  weights_->allocations_.push_back(address);
+  return address;
+}
+
+absl::Status WeightBuilder::AllocateAndStream(const StreamingOptions& options) {
+  std::vector<TensorPlacement> tensors;
+  tensors.reserve(placements_.size());
+  for (const Placement& placement : placements_) {
+    QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
+                           AllocateBytes(placement.tensor->size));
+    placement.assign(address);
+    tensors.push_back({placement.tensor, address});
+  }
+  // A tied head shares the embedding's bytes.
+  if (auto* head = std::get_if<DenseMatrix>(&weights_->output_.matrix);
+      head != nullptr && head->data == nullptr)
+    head->data = weights_->embedding_.data;
+  QUIRE_ASSIGN_OR_RETURN(
+      weights_->load_report_,
+      StreamTensors(runtime_->driver(), DeviceId(0), checkpoint_, tensors,
+                    options));
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::FinishGptq(const PendingGptq& pending,
+                                       ThreadPool* pool) {
+  const GptqModule& module = *pending.module;
+  GptqMatrix* matrix = pending.matrix;
+  if (module.g_idx != nullptr) used_.insert(module.g_idx);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> group_of_row,
+                         ReadGroupIndex(checkpoint_, module));
+  const GroupedRows rows = SortRowsByGroup(group_of_row, module.groups);
+  QUIRE_ASSIGN_OR_RETURN(matrix->group_begin, Upload(rows.begin));
+  if (!rows.order.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(matrix->input_order, Upload(rows.order));
+    PermutePackedRows(const_cast<uint32_t*>(matrix->qweight), matrix->bits,
+                      matrix->in_features, matrix->out_features,
+                      matrix->input_order, pool);
+  }
+  std::optional<std::string> warning;
+  matrix->zero_offset =
+      ZeroOffset(module, zeros_are_v2_, matrix->qzeros, &warning);
+  if (warning) weights_->warnings_.push_back(*std::move(warning));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const uint32_t*> WeightBuilder::Upload(
+    std::span<const uint32_t> values) {
+  QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
+                         AllocateBytes(Bytes(values.size_bytes())));
+  // No stream uses the allocation yet, and it is host memory here.
+  std::memcpy(address.host_pointer<void>(), values.data(),
+              values.size_bytes());
+  return address.host_pointer<const uint32_t>();
+}
+
+void WeightBuilder::ReportUnused() {
+  uint64_t unused = 0;
+  const TensorInfo* first = nullptr;
+  for (const TensorInfo& tensor : checkpoint_.tensors()) {
+    if (used_.contains(&tensor) || IsKnownUnused(tensor.name)) continue;
+    if (first == nullptr) first = &tensor;
+    ++unused;
+  }
+  if (unused > 0)
+    weights_->warnings_.push_back(
+        absl::StrCat(unused, " tensor(s) of the checkpoint are not used by a ",
+                     config_.family, " model, the first is ", first->name));
+}
+
+}  // namespace quire

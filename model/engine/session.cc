@@ -1,0 +1,128 @@
+#include "quire/model/session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "quire/alloc/cuda_driver.h"
+#include "quire/alloc/host_driver.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+Bytes MachineMemory() {
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  const long page_size = sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page_size <= 0) return GiB(8);
+  return Bytes(static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_size));
+}
+
+absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
+    const DeviceOptions& options) {
+  if (options.driver == "cuda") return CreateCudaDriver();
+  if (options.driver != "host")
+    return absl::InvalidArgumentError(
+        absl::StrCat("driver '", options.driver, "': 'host' or 'cuda'"));
+  HostDriverOptions host;
+  const Bytes memory = options.device_memory.zero() ? MachineMemory()
+                                                    : options.device_memory;
+  // A device has whole pages.
+  host.memory_per_device =
+      Bytes(memory.value() / host.granularity.value() * host.granularity.value());
+  host.backing = options.backing ? HostDriverOptions::Backing::kMemory
+                                 : HostDriverOptions::Backing::kNone;
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<HostDriver> driver,
+                         HostDriver::Create(host));
+  return driver;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(
+    const DeviceOptions& options) {
+  if (!(options.memory_utilization > 0 && options.memory_utilization <= 1))
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory utilization ", options.memory_utilization,
+                     " is outside (0, 1]"));
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, CreateDriver(options));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory,
+                         driver->GetMemoryInfo(DeviceId(0)));
+  RuntimeOptions runtime;
+  runtime.page_size = options.page_size;
+  runtime.limit = Bytes(static_cast<uint64_t>(
+      static_cast<double>(memory.total.value()) * options.memory_utilization));
+  return Runtime::Create(std::move(driver), runtime);
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Open(
+    const std::string& model_path, const SessionOptions& options) {
+  std::unique_ptr<Session> session(new Session());
+  QUIRE_ASSIGN_OR_RETURN(session->checkpoint_, Checkpoint::Open(model_path));
+  QUIRE_ASSIGN_OR_RETURN(session->config_,
+                         ParseModelConfig(*session->checkpoint_));
+  const ModelConfig& config = session->config_;
+  QUIRE_ASSIGN_OR_RETURN(session->runtime_, CreateRuntime(options.device));
+  Runtime* runtime = session->runtime_.get();
+  session->pool_ = std::make_unique<ThreadPool>(options.threads);
+
+  runtime->trace()->Mark("load weights");
+  QUIRE_ASSIGN_OR_RETURN(
+      session->weights_,
+      ModelWeights::Load(runtime, *session->checkpoint_, config,
+                         options.streaming, session->pool_.get()));
+
+  const KvShape shape = {.layers = config.layers,
+                         .kv_heads = config.kv_heads,
+                         .head_dim = config.head_dim,
+                         .dtype = options.kv_dtype};
+  const uint32_t layers_per_row =
+      options.layers_per_row == 0 ? config.layers : options.layers_per_row;
+  QUIRE_ASSIGN_OR_RETURN(const KvLayout layout,
+                         KvLayout::Create(shape, layers_per_row));
+  if (options.max_model_len > config.max_positions)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a maximum of ", options.max_model_len,
+        " tokens exceeds the model's own, ", config.max_positions));
+  KvCacheOptions kv;
+  kv.max_sequence_length = options.max_model_len == 0 ? config.max_positions
+                                                      : options.max_model_len;
+  kv.max_sequences = options.max_sequences;
+  kv.owner = runtime->owners()->Register("kv");
+  QUIRE_ASSIGN_OR_RETURN(session->cache_,
+                         KvCache::Create(runtime->memory(), layout, kv));
+  QUIRE_ASSIGN_OR_RETURN(
+      session->decoder_,
+      Decoder::Create(runtime, config, session->weights_.get(),
+                      session->pool_.get(), options.decoder));
+  runtime->trace()->Mark("ready");
+  return session;
+}
+
+absl::Status Session::ComputeLogits(
+    std::span<const TokenId> tokens,
+    const std::function<absl::Status(std::span<const float> rows)>& sink) {
+  QUIRE_ASSIGN_OR_RETURN(const SequenceId sequence,
+                         cache_->Admit(tokens.size()));
+  const size_t chunk = std::min(decoder_->options().max_batch_tokens,
+                                decoder_->options().max_logit_rows);
+  absl::Status status;
+  for (size_t at = 0; at < tokens.size() && status.ok(); at += chunk) {
+    const std::span<const TokenId> part =
+        tokens.subspan(at, std::min(chunk, tokens.size() - at));
+    const BatchItem item = {.sequence = sequence,
+                            .tokens = part,
+                            .position = at,
+                            .logit_rows = static_cast<uint32_t>(part.size())};
+    const absl::StatusOr<std::span<const float>> rows =
+        decoder_->Forward(std::span(&item, 1), *cache_);
+    status = rows.ok() ? sink(*rows) : rows.status();
+  }
+  // Forward waits for its work, so the pages are free at once.
+  status.Update(cache_->Release(sequence, Fence()));
+  return status;
+}
+
+}  // namespace quire

@@ -1,0 +1,72 @@
+// The forward pass: tokens of several sequences in, logits out.
+//
+// One code path for prompts and for decoding: a batch is any number of tokens
+// of any number of sequences, whose keys and values go to a KvCache. Results for
+// a sequence are bit for bit the same whatever else is in the batch (ops.h).
+
+#ifndef QUIRE_MODEL_DECODER_H_
+#define QUIRE_MODEL_DECODER_H_
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/runtime.h"
+#include "quire/model/model_config.h"
+#include "quire/model/model_weights.h"
+#include "quire/paging/kv_cache.h"
+
+namespace quire {
+
+struct DecoderOptions {
+  // Tokens of one Forward at most: sizes the workspace.
+  uint32_t max_batch_tokens = 256;
+  // Rows of logits of one Forward at most.
+  uint32_t max_logit_rows = 64;
+};
+
+// Consecutive tokens of one sequence.
+struct BatchItem {
+  SequenceId sequence;
+  std::span<const TokenId> tokens;
+  uint64_t position = 0;    // of tokens[0]; earlier ones are in the cache
+  uint32_t logit_rows = 1;  // logits are computed for the last so many tokens
+};
+
+// kInvalidArgument that names the first token outside the vocabulary.
+absl::Status CheckTokens(std::span<const TokenId> tokens, uint32_t vocab_size);
+
+// Not thread-safe: one Forward at a time. Owns its workspace (owner
+// "workspace") and its stream.
+class Decoder {
+ public:
+  // `runtime`, `weights` and `pool` must outlive the decoder.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Create(
+      Runtime* runtime, const ModelConfig& config, const ModelWeights* weights,
+      ThreadPool* pool, const DecoderOptions& options);
+  ~Decoder();
+
+  const ModelConfig& config() const;
+  const DecoderOptions& options() const;
+  // The stream that Forward runs on: the one to record fences on.
+  StreamId stream() const;
+
+  // Runs the batch and waits for it. REQUIRES: `cache` backs position +
+  // tokens.size() tokens of every sequence (KvCache::Step). Returns
+  // [sum of logit_rows, vocab_size], in the order of the batch, valid until the
+  // next call. Errors: kInvalidArgument for a token outside the vocabulary or a
+  // batch beyond the options.
+  absl::StatusOr<std::span<const float>> Forward(
+      std::span<const BatchItem> batch, const KvCache& cache);
+
+ private:
+  class Impl;
+  explicit Decoder(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_DECODER_H_

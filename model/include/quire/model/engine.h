@@ -1,0 +1,94 @@
+// Continuous batching: requests in, tokens out as they are decoded.
+//
+// Each Step runs one Forward over all running sequences: one token for those
+// that decode, a chunk of the prompt for those that have not read it all. A
+// waiting request is admitted when the KV cache has pages for its prompt; when
+// the cache runs out in mid-flight, the youngest sequence gives up its pages and
+// is computed again later (its tokens are kept, so its output does not change).
+
+#ifndef QUIRE_MODEL_ENGINE_H_
+#define QUIRE_MODEL_ENGINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/model/decoder.h"
+#include "quire/model/sampler.h"
+
+namespace quire {
+
+enum class FinishReason : uint8_t { kNone, kLength, kEos, kStopped };
+const char* FinishReasonName(FinishReason reason);  // "length", "eos", ...
+
+struct Request {
+  std::vector<TokenId> prompt;  // at least one token
+  uint64_t max_new_tokens = 0;
+  SamplingOptions sampling;
+  // Ends after one of these, which is not part of the output.
+  std::vector<TokenId> eos_tokens;
+  // Called for each token of the output, from the thread that calls Step.
+  // Returning false ends the request (FinishReason::kStopped).
+  std::function<bool(TokenId)> on_token;
+};
+
+struct Completion {
+  std::vector<TokenId> tokens;
+  FinishReason reason = FinishReason::kNone;
+};
+
+struct EngineStatistics {
+  uint64_t steps = 0;
+  uint64_t prompt_tokens = 0;   // computed, recomputation included
+  uint64_t decoded_tokens = 0;
+  uint64_t preemptions = 0;
+  double prompt_seconds = 0;    // of steps that computed prompt tokens
+  double decode_seconds = 0;    // of the others
+};
+
+// Not thread-safe.
+class Engine {
+ public:
+  // Both must outlive the engine. At most `max_sequences` run at once.
+  Engine(Decoder* decoder, KvCache* cache, uint32_t max_sequences);
+  // Sequences still running give their pages back.
+  ~Engine();
+
+  // The index of the request in completions(). kInvalidArgument for an empty
+  // prompt, a token outside the vocabulary, or more tokens than a sequence may
+  // have.
+  absl::StatusOr<size_t> Add(Request request);
+  bool done() const;
+  // Advances every running sequence. On an error the engine is still valid; the
+  // requests that were running are as before the call.
+  absl::Status Step();
+  absl::Status RunToCompletion();
+
+  const std::vector<Completion>& completions() const { return completions_; }
+  const EngineStatistics& statistics() const { return statistics_; }
+
+ private:
+  struct Sequence;
+
+  absl::Status AdmitWaiting();
+  absl::Status BackRunning();
+  absl::Status Retire(std::unique_ptr<Sequence> sequence);
+  void Preempt();
+
+  Decoder* const decoder_;
+  KvCache* const cache_;
+  const uint32_t max_sequences_;
+  // Oldest first, both.
+  std::vector<std::unique_ptr<Sequence>> running_;
+  std::vector<std::unique_ptr<Sequence>> waiting_;
+  std::vector<Completion> completions_;
+  EngineStatistics statistics_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_ENGINE_H_

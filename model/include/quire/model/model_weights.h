@@ -1,0 +1,96 @@
+// A model's weights on the device, as the forward pass reads them.
+//
+// Every tensor is an allocation of the device allocator under the owner
+// "weights"; packed weights stay packed. Loading goes through the streaming
+// loader, so the host never holds more than its ring.
+
+#ifndef QUIRE_MODEL_MODEL_WEIGHTS_H_
+#define QUIRE_MODEL_MODEL_WEIGHTS_H_
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "quire/alloc/runtime.h"
+#include "quire/loader/streaming_loader.h"
+#include "quire/model/model_config.h"
+#include "quire/model/ops.h"
+
+namespace quire {
+
+// A vector of parameters, as stored.
+struct ParameterVector {
+  const void* data = nullptr;  // null: absent
+  DType dtype = DType::kF32;
+};
+
+// One linear layer, of whatever storage.
+struct Linear {
+  std::variant<DenseMatrix, GptqMatrix> matrix;
+  ParameterVector bias;
+
+  size_t out_features() const;
+  Bytes weight_bytes() const;  // read by one token's pass
+};
+
+// output[t] = matrix * input[t] + bias.
+void ApplyLinear(const Linear& linear, const float* input, size_t tokens,
+                 float* output, ThreadPool* pool);
+
+struct DecoderLayer {
+  ParameterVector attention_norm;
+  Linear query, key, value, attention_output;
+  ParameterVector ffn_norm;
+  Linear gate, up, down;
+};
+
+// Immutable after Load. The device memory is freed with it: REQUIRES that no
+// stream uses it any more.
+class ModelWeights {
+ public:
+  // `runtime` must outlive the weights. Errors name the tensor that is missing,
+  // has the wrong shape or holds wrong data.
+  static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(
+      Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
+      const StreamingOptions& options, ThreadPool* pool);
+  ~ModelWeights();
+
+  // Whether the checkpoint has every tensor that Load wants, of the right type
+  // and shape. Reads no weight and allocates nothing.
+  static absl::Status Check(const Checkpoint& checkpoint,
+                            const ModelConfig& config);
+
+  const DenseMatrix& embedding() const { return embedding_; }
+  const std::vector<DecoderLayer>& layers() const { return layers_; }
+  const ParameterVector& output_norm() const { return output_norm_; }
+  const Linear& output() const { return output_; }
+  const std::vector<float>& inverse_frequencies() const {
+    return inverse_frequencies_;
+  }
+
+  const LoadReport& load_report() const { return load_report_; }
+  // Oddities that change nothing: mislabelled zero points, unused tensors.
+  const std::vector<std::string>& warnings() const { return warnings_; }
+  // Bytes of weights that one decoded token reads: every linear once.
+  Bytes BytesPerToken() const;
+
+ private:
+  friend class WeightBuilder;
+  explicit ModelWeights(Runtime* runtime) : runtime_(runtime) {}
+
+  Runtime* const runtime_;
+  std::vector<DeviceAddress> allocations_;
+  DenseMatrix embedding_;
+  std::vector<DecoderLayer> layers_;
+  ParameterVector output_norm_;
+  Linear output_;
+  std::vector<float> inverse_frequencies_;
+  LoadReport load_report_;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_MODEL_WEIGHTS_H_

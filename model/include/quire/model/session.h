@@ -1,0 +1,85 @@
+// One model, ready to run: checkpoint, runtime, weights, KV cache and decoder,
+// put together and torn down in the right order.
+
+#ifndef QUIRE_MODEL_SESSION_H_
+#define QUIRE_MODEL_SESSION_H_
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "quire/alloc/runtime.h"
+#include "quire/loader/checkpoint.h"
+#include "quire/loader/streaming_loader.h"
+#include "quire/model/decoder.h"
+#include "quire/model/model_config.h"
+#include "quire/model/model_weights.h"
+#include "quire/paging/kv_cache.h"
+
+namespace quire {
+
+struct DeviceOptions {
+  std::string driver = "host";  // "host" or "cuda"
+  // Of the software device; 0: the machine's memory.
+  Bytes device_memory;
+  // The part of the device that Quire may use, in (0, 1].
+  double memory_utilization = 0.9;
+  Bytes page_size = MiB(2);
+  bool backing = true;  // false: the software device's pages carry no memory
+};
+
+// The driver and its pools. Errors name the option at fault.
+absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(
+    const DeviceOptions& options);
+
+struct SessionOptions {
+  DeviceOptions device;
+  StreamingOptions streaming;
+  DecoderOptions decoder;
+  int threads = 0;  // 0: one per core
+  uint32_t max_sequences = 64;
+  uint64_t max_model_len = 0;  // tokens of a sequence; 0: the model's own limit
+  KvDType kv_dtype = KvDType::kF16;
+  uint32_t layers_per_row = 1;  // the KV layout's g; 0: all layers
+};
+
+// Not thread-safe.
+class Session {
+ public:
+  static absl::StatusOr<std::unique_ptr<Session>> Open(
+      const std::string& model_path, const SessionOptions& options);
+
+  const Checkpoint& checkpoint() const { return *checkpoint_; }
+  const ModelConfig& config() const { return config_; }
+  Runtime& runtime() { return *runtime_; }
+  const ModelWeights& weights() const { return *weights_; }
+  KvCache& cache() { return *cache_; }
+  Decoder& decoder() { return *decoder_; }
+  ThreadPool& pool() { return *pool_; }
+
+  // Logits of every token of `tokens`, [tokens, vocab_size], in chunks:
+  // `sink` is called with the rows of each chunk, in order. The sequence is a
+  // new one and is released at the end.
+  absl::Status ComputeLogits(
+      std::span<const TokenId> tokens,
+      const std::function<absl::Status(std::span<const float> rows)>& sink);
+
+ private:
+  Session() = default;
+
+  // Destroyed from the bottom up.
+  std::unique_ptr<Checkpoint> checkpoint_;
+  ModelConfig config_;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<ModelWeights> weights_;
+  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<Decoder> decoder_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_SESSION_H_
