@@ -35,6 +35,7 @@ int Main(int argc, char** argv) {
   AddGenerateVerb(&app, &chosen);
   AddTokenizeVerbs(&app, &chosen);
   AddBenchVerb(&app, &chosen);
+  AddQuantizeVerbs(&app, &chosen);
   AddMemoryVerb(&app, &chosen);
   try {
     app.parse(argc, argv);

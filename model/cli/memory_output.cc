@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/cli/output.h"
+#include "model/config/file_io.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/status_macros.h"
 

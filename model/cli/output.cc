@@ -4,9 +4,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <memory>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -15,15 +12,6 @@
 
 namespace quire {
 namespace {
-
-struct FileCloser {
-  void operator()(FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<FILE, FileCloser>;
-
-absl::Status FileError(const std::string& path, const char* what) {
-  return absl::ErrnoToStatus(errno, absl::StrCat(path, ": ", what));
-}
 
 void PrintLine(const char* prefix, std::string_view message) {
   std::string line = prefix;
@@ -43,7 +31,7 @@ void PrintLine(const char* prefix, std::string_view message) {
 absl::Status PrintText(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
       std::fflush(stdout) != 0)
-    return FileError("standard output", "cannot write");
+    return absl::ErrnoToStatus(errno, "standard output: cannot write");
   return absl::OkStatus();
 }
 
@@ -81,28 +69,6 @@ std::function<void(const LoadProgress&)> LoadProgressLine() {
     if (progress.done == progress.total) std::fputs("\r\033[K", stderr);
     std::fflush(stderr);
   };
-}
-
-absl::Status WriteFile(const std::string& path, std::string_view contents) {
-  File file(std::fopen(path.c_str(), "wb"));
-  if (file == nullptr) return FileError(path, "cannot open for writing");
-  if (std::fwrite(contents.data(), 1, contents.size(), file.get()) !=
-      contents.size())
-    return FileError(path, "cannot write");
-  if (std::fclose(file.release()) != 0) return FileError(path, "cannot write");
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  File file(std::fopen(path.c_str(), "rb"));
-  if (file == nullptr) return FileError(path, "cannot open");
-  std::string contents;
-  std::vector<char> buffer(1 << 16);
-  while (const size_t n =
-             std::fread(buffer.data(), 1, buffer.size(), file.get()))
-    contents.append(buffer.data(), n);
-  if (std::ferror(file.get()) != 0) return FileError(path, "cannot read");
-  return contents;
 }
 
 }  // namespace quire

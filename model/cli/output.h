@@ -10,7 +10,6 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "quire/loader/streaming_loader.h"
 
 namespace quire {
@@ -31,10 +30,6 @@ bool IsInteractive();
 
 // Redraws a progress line on stderr; empty (shows nothing) where nobody watches.
 std::function<void(const LoadProgress&)> LoadProgressLine();
-
-// Writes a whole file; the error names it.
-absl::Status WriteFile(const std::string& path, std::string_view contents);
-absl::StatusOr<std::string> ReadFile(const std::string& path);
 
 }  // namespace quire
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/cli/output.h"
+#include "model/config/file_io.h"
 #include "model/cli/verbs.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/status_macros.h"

@@ -8,6 +8,7 @@
 
 #include "model/cli/options.h"
 #include "model/cli/output.h"
+#include "model/config/file_io.h"
 #include "model/cli/verbs.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/tokenizer.h"

@@ -21,6 +21,7 @@ void AddLogitsVerb(CLI::App* app, Action* chosen);
 void AddGenerateVerb(CLI::App* app, Action* chosen);
 void AddTokenizeVerbs(CLI::App* app, Action* chosen);  // and detokenize
 void AddBenchVerb(CLI::App* app, Action* chosen);
+void AddQuantizeVerbs(CLI::App* app, Action* chosen);  // and perplexity
 void AddMemoryVerb(CLI::App* app, Action* chosen);
 
 }  // namespace quire

@@ -1,0 +1,206 @@
+// quire quantize, quire perplexity
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "model/cli/options.h"
+#include "model/cli/output.h"
+#include "model/cli/verbs.h"
+#include "model/config/file_io.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/model/quantizer.h"
+#include "quire/model/tokenizer.h"
+
+namespace quire {
+namespace {
+
+struct QuantizeVerbOptions {
+  std::string model;
+  std::string out;
+  std::string calibration_file;
+  std::string method = "gptq";
+  bool asymmetric = false;
+  bool no_mse = false;
+  uint32_t sequences = 32;
+  uint32_t sequence_length = 256;
+  uint64_t seed = 0;
+  QuantizeOptions quantize;
+  SessionOptions session;
+  bool json = false;
+};
+
+// "WHAT 3 of 30" on one line of stderr, redrawn; nothing where nobody watches.
+void ShowProgress(const char* what, uint64_t done, uint64_t total) {
+  if (!IsInteractive()) return;
+  PrintMessage(absl::StrFormat("\r%s %d of %d\033[K%s", what, done, total,
+                               done == total ? "\r\033[K" : ""));
+}
+
+absl::StatusOr<std::vector<std::vector<TokenId>>> CalibrationTokens(
+    const QuantizeVerbOptions& options, const Tokenizer& tokenizer,
+    Session* session) {
+  if (options.calibration_file.empty())
+    return SampleCalibration(*session, options.sequences,
+                             options.sequence_length, options.seed,
+                             [](uint32_t done, uint32_t total) {
+                               ShowProgress("sampling calibration text, token",
+                                            done, total);
+                             });
+  QUIRE_ASSIGN_OR_RETURN(const std::string text,
+                         ReadFile(options.calibration_file));
+  const std::vector<TokenId> tokens = tokenizer.Encode(text);
+  if (tokens.empty())
+    return absl::InvalidArgumentError(options.calibration_file +
+                                      ": has no tokens to calibrate with");
+  return CutCalibration(tokens, options.sequences, options.sequence_length);
+}
+
+absl::Status Quantize(QuantizeVerbOptions options) {
+  QuantizeOptions& quantize = options.quantize;
+  quantize.method = options.method == "gptq" ? QuantizeMethod::kGptq
+                                             : QuantizeMethod::kRoundToNearest;
+  quantize.sym = !options.asymmetric;
+  quantize.mse = !options.no_mse;
+  quantize.progress = [](const QuantizeProgress& progress) {
+    ShowProgress("quantising layer", progress.layer, progress.layers);
+  };
+  QUIRE_RETURN_IF_ERROR(quantize.Validate());
+  options.session.streaming.progress = LoadProgressLine();
+  options.session.max_sequences =
+      std::max(options.session.max_sequences, options.sequences);
+  options.session.decoder.max_logit_rows =
+      std::max(options.session.decoder.max_logit_rows, options.sequences);
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
+                         Tokenizer::Load(options.model));
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                         Session::Open(options.model, options.session));
+  std::vector<std::vector<TokenId>> calibration;
+  if (quantize.method == QuantizeMethod::kGptq) {
+    QUIRE_ASSIGN_OR_RETURN(
+        calibration, CalibrationTokens(options, *tokenizer, session.get()));
+  }
+  QUIRE_ASSIGN_OR_RETURN(
+      const QuantizeReport report,
+      QuantizeModel(*session, *tokenizer, options.out, calibration, quantize));
+  if (options.json)
+    return PrintJson({{"modules", report.modules},
+                      {"calibration_tokens", report.calibration_tokens},
+                      {"bytes", report.bytes.value()},
+                      {"seconds", report.seconds}});
+  return PrintText(absl::StrFormat(
+      "%s: %d modules at %d bits, %s, %d calibration tokens, %.1f s\n",
+      options.out, report.modules, quantize.bits, FormatBytes(report.bytes),
+      report.calibration_tokens, report.seconds));
+}
+
+struct PerplexityOptions {
+  std::string model;
+  std::string text_file;
+  uint32_t window = 512;
+  uint64_t max_tokens = 16384;
+  SessionOptions session;
+  bool json = false;
+};
+
+absl::Status Perplexity(PerplexityOptions options) {
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
+                         Tokenizer::Load(options.model));
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.text_file));
+  std::vector<TokenId> tokens = tokenizer->Encode(text);
+  if (tokens.size() > options.max_tokens) tokens.resize(options.max_tokens);
+  options.session.streaming.progress = LoadProgressLine();
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                         Session::Open(options.model, options.session));
+  QUIRE_ASSIGN_OR_RETURN(
+      const double perplexity,
+      ComputePerplexity(*session, tokens, options.window,
+                        [](uint64_t done, uint64_t total) {
+                          ShowProgress("window", done, total);
+                        }));
+  const uint64_t used = tokens.size() / options.window * options.window;
+  if (options.json)
+    return PrintJson({{"perplexity", perplexity},
+                      {"tokens", used},
+                      {"window", options.window}});
+  return PrintText(absl::StrFormat("perplexity %.4f over %d tokens\n",
+                                   perplexity, used));
+}
+
+void AddPerplexityVerb(CLI::App* app, Action* chosen) {
+  auto options = std::make_shared<PerplexityOptions>();
+  CLI::App* verb = app->add_subcommand(
+      "perplexity", "How well a model predicts a text; lower is better");
+  verb->add_option("MODEL", options->model,
+                   "Folder, .safetensors or .gguf file")
+      ->required();
+  verb->add_option("--text-file", options->text_file, "The text")->required();
+  verb->add_option("--window", options->window,
+                   "Tokens that are predicted from each other")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--max-tokens", options->max_tokens,
+                   "Tokens of the text to use at most")
+      ->capture_default_str();
+  verb->add_flag("--json", options->json, "Machine-readable");
+  AddSessionOptions(verb, &options->session);
+  verb->callback([=] { *chosen = [=] { return Perplexity(*options); }; });
+}
+
+}  // namespace
+
+void AddQuantizeVerbs(CLI::App* app, Action* chosen) {
+  auto options = std::make_shared<QuantizeVerbOptions>();
+  QuantizeOptions& quantize = options->quantize;
+  CLI::App* verb = app->add_subcommand(
+      "quantize", "Writes a GPTQ checkpoint of a plain or GGUF model");
+  verb->add_option("MODEL", options->model,
+                   "Folder, .safetensors or .gguf file")
+      ->required();
+  verb->add_option("OUT", options->out, "Folder to write; new or empty")
+      ->required();
+  verb->add_option("--bits", quantize.bits, "2, 3, 4 or 8")
+      ->check(CLI::IsMember({2, 3, 4, 8}))
+      ->capture_default_str();
+  verb->add_option("--group-size", quantize.group_size,
+                   "Inputs that share a scale; -1: all")
+      ->capture_default_str();
+  verb->add_flag("--act-order", quantize.act_order,
+                 "Round the inputs with the largest activations first");
+  verb->add_flag("--static-groups", quantize.static_groups,
+                 "Keep groups sequential under --act-order");
+  verb->add_flag("--asymmetric", options->asymmetric,
+                 "Zero points of their own (written as gptq_v2)");
+  verb->add_flag("--no-mse", options->no_mse,
+                 "Fit scales to the largest weight");
+  verb->add_option("--damp-percent", quantize.damping,
+                   "Part of the Hessian's mean diagonal to add to it")
+      ->capture_default_str();
+  verb->add_option("--method", options->method,
+                   "gptq, or rtn: round to nearest, without calibration")
+      ->check(CLI::IsMember({"gptq", "rtn"}))
+      ->capture_default_str();
+  verb->add_option("--calibration-file", options->calibration_file,
+                   "Text to calibrate with [text the model writes itself]");
+  verb->add_option("--calibration-sequences", options->sequences,
+                   "Sequences to calibrate with")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  verb->add_option("--calibration-length", options->sequence_length,
+                   "Tokens of each")
+      ->check(CLI::Range(2, 65536))
+      ->capture_default_str();
+  verb->add_option("--seed", options->seed, "Of the sampled text")
+      ->capture_default_str();
+  verb->add_flag("--json", options->json, "Machine-readable");
+  AddSessionOptions(verb, &options->session);
+  verb->callback([=] { *chosen = [=] { return Quantize(*options); }; });
+  AddPerplexityVerb(app, chosen);
+}
+
+}  // namespace quire

@@ -1,0 +1,50 @@
+// A model as a Hugging Face folder: names, row order, configuration and
+// tokenizer, whatever format it was read from.
+
+#ifndef QUIRE_MODEL_QUANTIZER_CHECKPOINT_EXPORT_H_
+#define QUIRE_MODEL_QUANTIZER_CHECKPOINT_EXPORT_H_
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/loader/safetensors_writer.h"
+#include "quire/model/model_config.h"
+#include "quire/model/model_weights.h"
+#include "quire/model/tokenizer.h"
+
+namespace quire {
+
+// Row `row` of a query or key matrix in Hugging Face's order stands in this row
+// of the source: GGUF llama models have the two halves of a head interleaved.
+size_t SourceRow(const RopeConfig& source, uint32_t head_dim, size_t row);
+
+// The type that a plain matrix or vector is written in: its own, or F16 for
+// GGUF's blocks.
+DType ExportedType(DType source);
+
+// Writes rows of a matrix, or one vector, in the exported type.
+absl::Status ExportMatrix(const DenseMatrix& matrix, const std::string& name,
+                          SafetensorsWriter* writer);
+absl::Status ExportVector(const ParameterVector& vector, size_t size,
+                          const std::string& name, SafetensorsWriter* writer);
+
+// Creates `folder`, or takes it when it is empty.
+absl::Status CreateEmptyFolder(const std::string& folder);
+
+// config.json with `quantization` as its quantization_config, and the same as
+// quantize_config.json; generation_config.json where the source has one.
+absl::Status WriteConfig(const Checkpoint& source, const ModelConfig& config,
+                         bool attention_bias, const nlohmann::json& quantization,
+                         const std::string& folder);
+// tokenizer.json and what stands beside it.
+absl::Status WriteTokenizer(const Checkpoint& source,
+                            const Tokenizer& tokenizer,
+                            const std::string& folder);
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_QUANTIZER_CHECKPOINT_EXPORT_H_
