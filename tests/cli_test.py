@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""The quire program as a user meets it: exit status, streams, JSON.
+
+    cli_test.py QUIRE_PROGRAM
+"""
+
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+QUIRE = sys.argv.pop(1)
+GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
+EXACT = ["--kv-dtype", "f32", "--activations", "f32", "--device-memory", "1GiB"]
+
+
+def run(*arguments, **keywords):
+    return subprocess.run([QUIRE, *map(str, arguments)], capture_output=True,
+                          text=True, timeout=120, **keywords)
+
+
+def golden_case(prefix):
+    return sorted(p for p in GOLDEN.iterdir()
+                  if p.name.startswith(prefix) and (p / "expect.json").exists()
+                  )[0]
+
+
+def write_safetensors(path, header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+class UsageTest(unittest.TestCase):
+    def test_help_and_version_succeed(self):
+        for arguments in (["--help"], ["--version"], ["generate", "--help"]):
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 0, arguments)
+            self.assertIn("quire", result.stdout + result.stderr)
+
+    def test_every_verb_has_help(self):
+        for verb in ("inspect", "load", "quantize", "logits", "generate",
+                     "tokenize", "detokenize", "bench", "perplexity", "memory"):
+            self.assertEqual(run(verb, "--help").returncode, 0, verb)
+
+    def test_wrong_usage_is_status_2_with_a_message(self):
+        case = golden_case("plain")
+        for arguments in ([], ["fly"], ["inspect"], ["generate", case],
+                          ["generate", case, "--tokens", "1,x"],
+                          ["generate", case, "--tokens", "1,,2"],
+                          ["generate", case, "--tokens", "-1"],
+                          ["generate", case, "--tokens", "1", "--nonsense"],
+                          ["generate", case, "--tokens", "1", "--device-memory",
+                           "much"],
+                          ["generate", case, "--tokens", "1",
+                           "--gpu-memory-utilization", "1.5"],
+                          ["generate", case, "--tokens", "1", "--kv-dtype",
+                           "f7"],
+                          ["logits", case, "--tokens", "1"],
+                          ["quantize", case, "out", "--bits", "5"]):
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertTrue(result.stderr, arguments)
+            self.assertEqual(result.stdout, "", arguments)
+
+
+class ErrorTest(unittest.TestCase):
+    def setUp(self):
+        self.scratch = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.scratch.name)
+
+    def tearDown(self):
+        self.scratch.cleanup()
+
+    def check_fails(self, mention, *arguments):
+        result = run(*arguments)
+        self.assertEqual(result.returncode, 1, (arguments, result.stderr))
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        for word in mention:
+            self.assertIn(word, result.stderr)
+        return result
+
+    def test_missing_model(self):
+        self.check_fails(["nowhere"], "inspect", self.folder / "nowhere")
+        self.check_fails(["nowhere"], "generate", self.folder / "nowhere",
+                         "--tokens", "1")
+
+    def test_defects_are_in_the_json_and_on_one_line(self):
+        write_safetensors(self.folder / "model.safetensors",
+                          {"a": {"dtype": "F32", "shape": [4],
+                                 "data_offsets": [0, 16]}}, b"short")
+        result = self.check_fails(["model.safetensors"], "inspect", self.folder,
+                                  "--json")
+        defects = json.loads(result.stdout)["defects"]
+        self.assertEqual(len(defects), 1)
+        self.assertIn("model.safetensors", defects[0])
+
+    def test_names_from_files_cannot_forge_lines(self):
+        write_safetensors(self.folder / "model.safetensors",
+                          {"a\n\x1b[31mquire: all is well": {
+                              "dtype": "F99", "shape": [1],
+                              "data_offsets": [0, 4]}}, b"1234")
+        result = self.check_fails(["F99"], "inspect", self.folder)
+        self.assertNotIn("\x1b", result.stderr)
+
+    def test_token_outside_the_vocabulary(self):
+        self.check_fails(["999999"], "generate", golden_case("plain"),
+                         "--tokens", "999999", *EXACT)
+
+    def test_device_too_small_says_why(self):
+        result = self.check_fails(["capacity"], "generate",
+                                  golden_case("plain"), "--tokens", "1,2",
+                                  "--device-memory", "2MiB")
+        self.assertEqual(result.stdout, "")
+
+    def test_output_that_cannot_be_written(self):
+        self.check_fails(["/nowhere/out.npy"], "logits", golden_case("plain"),
+                         "--tokens", "1,2", "--output", "/nowhere/out.npy",
+                         *EXACT)
+
+    def test_full_disk_behind_stdout_is_an_error(self):
+        if not os.path.exists("/dev/full"):
+            self.skipTest("no /dev/full")
+        with open("/dev/full", "w") as full:
+            result = subprocess.run(
+                [QUIRE, "inspect", str(golden_case("plain")), "--json"],
+                stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("standard output", result.stderr)
+
+
+class VerbTest(unittest.TestCase):
+    def setUp(self):
+        self.scratch = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.scratch.name)
+
+    def tearDown(self):
+        self.scratch.cleanup()
+
+    def run_json(self, *arguments):
+        result = run(*arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_generate_continues_as_the_reference(self):
+        case = golden_case("gptq")
+        expect = json.loads((case / "expect.json").read_text())
+        tokens = ",".join(map(str, expect["prompt"]))
+        count = str(len(expect["greedy"]))
+        answer = self.run_json("generate", case, "--tokens", tokens,
+                               "--max-new-tokens", count, "--temperature", "0",
+                               "--json", *EXACT)
+        self.assertEqual(answer["tokens"], expect["greedy"])
+        batch = self.run_json("generate", case, "--tokens", tokens, "--tokens",
+                              tokens, "--max-new-tokens", count, "--json",
+                              *EXACT)
+        self.assertEqual([s["tokens"] for s in batch["sequences"]],
+                         [expect["greedy"]] * 2)
+
+    def test_a_seed_decides_the_sample(self):
+        case = golden_case("gptq")
+        arguments = ["generate", case, "--tokens", "1,2,3", "--max-new-tokens",
+                     "12", "--temperature", "1", "--json", *EXACT]
+        first = self.run_json(*arguments, "--seed", "5")
+        self.assertEqual(first, self.run_json(*arguments, "--seed", "5"))
+        self.assertNotEqual(first, self.run_json(*arguments, "--seed", "6"))
+
+    def test_inspect_counts_what_the_file_has(self):
+        case = golden_case("gptq")
+        report = self.run_json("inspect", case, "--json")
+        tensors = size = 0
+        for file in case.glob("*.safetensors"):
+            raw = file.read_bytes()
+            length = struct.unpack("<Q", raw[:8])[0]
+            header = json.loads(raw[8:8 + length])
+            header.pop("__metadata__", None)
+            tensors += len(header)
+            size += len(raw) - 8 - length
+        self.assertEqual(report["tensors"], tensors)
+        self.assertEqual(report["bytes"], size)
+        self.assertEqual(report["defects"], [])
+        self.assertTrue(report["runnable"])
+        self.assertEqual(report["family"], "llama")
+
+    def test_load_verifies_against_a_manifest(self):
+        import zlib
+        data = bytes(range(256)) * 64
+        write_safetensors(self.folder / "model.safetensors",
+                          {"w": {"dtype": "U8", "shape": [len(data)],
+                                 "data_offsets": [0, len(data)]}}, data)
+        (self.folder / "config.json").write_text('{"model_type": "any"}')
+        manifest = {"tensors": {"w": {"crc32": "%08x" % zlib.crc32(data)}}}
+        (self.folder / "manifest.json").write_text(json.dumps(manifest))
+        for backing in ("memory", "none"):
+            report = self.run_json("load", self.folder, "--verify", "--backing",
+                                   backing, "--json")
+            self.assertEqual(report["bytes"], len(data))
+            self.assertEqual(report["verified_tensors"], 1)
+            self.assertLessEqual(report["staging_peak"], 64 << 20)
+        manifest["tensors"]["w"]["crc32"] = "00000000"
+        (self.folder / "manifest.json").write_text(json.dumps(manifest))
+        result = run("load", self.folder, "--verify")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("tensor w", result.stderr)
+
+    def test_logits_are_a_numpy_file(self):
+        case = golden_case("plain")
+        output = self.folder / "out.npy"
+        expect = json.loads((case / "expect.json").read_text())
+        prompt = expect["prompt"]
+        result = run("logits", case, "--tokens", ",".join(map(str, prompt)),
+                     "--output", output, *EXACT)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        reference = (case / expect["logits"]).read_bytes()
+        written = output.read_bytes()
+
+        def parse(raw):
+            length = struct.unpack("<H", raw[8:10])[0]
+            values = raw[10 + length:]
+            return eval(raw[10:10 + length]), struct.unpack(
+                "<%df" % (len(values) // 4), values)
+
+        header, values = parse(written)
+        reference_header, reference_values = parse(reference)
+        self.assertEqual(header["shape"], reference_header["shape"])
+        self.assertEqual(len(written) % 64, len(values) * 4 % 64)
+        largest = max(map(abs, reference_values))
+        error = max(abs(a - b) for a, b in zip(values, reference_values))
+        self.assertLessEqual(error / largest, expect["rtol"])
+
+    def test_quantized_checkpoint_runs(self):
+        case = golden_case("plain")
+        tokens = sorted((GOLDEN / "tokenizers").iterdir())[0]
+        model = self.folder / "model"
+        model.mkdir()
+        for file in list(case.iterdir()) + [tokens / "tokenizer.json"]:
+            (model / file.name).write_bytes(file.read_bytes())
+        for method in ("gptq", "rtn"):
+            out = self.folder / method
+            report = self.run_json(
+                "quantize", model, out, "--group-size", "32", "--method",
+                method, "--calibration-sequences", "4", "--calibration-length",
+                "48", "--json", "--device-memory", "1GiB")
+            self.assertGreater(report["modules"], 0)
+            inspected = self.run_json("inspect", out, "--json")
+            self.assertEqual(inspected["quantization"]["modules"],
+                             report["modules"])
+            answer = self.run_json("generate", out, "--tokens", "1,2,3",
+                                   "--max-new-tokens", "4", "--ignore-eos",
+                                   "--json", *EXACT)
+            self.assertEqual(len(answer["tokens"]), 4)
+        again = run("quantize", model, self.folder / "rtn", "--method", "rtn")
+        self.assertEqual(again.returncode, 1)
+        self.assertIn("not empty", again.stderr)
+
+    def test_memory_snapshot_can_be_read_back(self):
+        snapshot = self.folder / "snapshot.json"
+        page = self.folder / "page.html"
+        result = run("generate", golden_case("gptq"), "--tokens", "1,2",
+                     "--max-new-tokens", "4", "--memory-snapshot", snapshot,
+                     "--memory-report", *EXACT)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("weights", result.stderr)
+        result = run("memory", snapshot, "--html", page)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("weights", result.stdout)
+        self.assertNotIn("http://", page.read_text().replace(
+            "http://www.w3.org/", ""))
+
+
+if __name__ == "__main__":
+    unittest.main()

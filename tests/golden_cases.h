@@ -1,0 +1,37 @@
+// Golden model cases: small checkpoints with reference logits and greedy tokens
+// computed by transformers. The format is described in tests/golden/README.md.
+
+#ifndef QUIRE_TESTS_GOLDEN_CASES_H_
+#define QUIRE_TESTS_GOLDEN_CASES_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "quire/model/tokenizer.h"
+
+namespace quire {
+
+struct GoldenCase {
+  std::string name;
+  std::filesystem::path folder;
+  std::vector<TokenId> prompt;
+  std::vector<TokenId> greedy;
+  double rtol = 0;
+  std::vector<float> logits;  // [prompt, vocab]
+  size_t vocab = 0;
+};
+
+// The cases of a folder whose names begin with one of `prefixes` (all: ""), in
+// order of names. Empty where the folder does not exist.
+std::vector<std::filesystem::path> FindGoldenCases(
+    const std::filesystem::path& root,
+    const std::vector<std::string>& prefixes);
+
+// Throws where the case itself is unreadable: a test that cannot run fails.
+GoldenCase ReadGoldenCase(const std::filesystem::path& folder);
+
+}  // namespace quire
+
+#endif  // QUIRE_TESTS_GOLDEN_CASES_H_
