@@ -192,7 +192,8 @@ class VerbTest(unittest.TestCase):
                           {"w": {"dtype": "U8", "shape": [len(data)],
                                  "data_offsets": [0, len(data)]}}, data)
         (self.folder / "config.json").write_text('{"model_type": "any"}')
-        manifest = {"tensors": {"w": {"crc32": "%08x" % zlib.crc32(data)}}}
+        entry = {"crc32": "%08x" % zlib.crc32(data)}
+        manifest = {"files": {"model.safetensors": {"tensors": {"w": entry}}}}
         (self.folder / "manifest.json").write_text(json.dumps(manifest))
         for backing in ("memory", "none"):
             report = self.run_json("load", self.folder, "--verify", "--backing",
@@ -200,7 +201,7 @@ class VerbTest(unittest.TestCase):
             self.assertEqual(report["bytes"], len(data))
             self.assertEqual(report["verified_tensors"], 1)
             self.assertLessEqual(report["staging_peak"], 64 << 20)
-        manifest["tensors"]["w"]["crc32"] = "00000000"
+        entry["crc32"] = "00000000"
         (self.folder / "manifest.json").write_text(json.dumps(manifest))
         result = run("load", self.folder, "--verify")
         self.assertEqual(result.returncode, 1)

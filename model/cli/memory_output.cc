@@ -19,7 +19,15 @@ void AddMemoryOutputOptions(CLI::App* app, MemoryOutputOptions* options) {
 absl::Status WriteMemoryOutput(const MemoryOutputOptions& options,
                                Session& session) {
   if (!options.report && options.snapshot.empty()) return absl::OkStatus();
-  const nlohmann::json snapshot = BuildMemorySnapshot(session.runtime());
+  MemorySnapshotOptions snapshot_options;
+  // The ring is given back when the weights are loaded; its peak is what a host
+  // must be able to spare.
+  snapshot_options.host_memory = {
+      {.name = "staging ring",
+       .bytes = Bytes(0),
+       .peak = session.weights().load_report().staging_peak}};
+  const nlohmann::json snapshot =
+      BuildMemorySnapshot(session.runtime(), snapshot_options);
   if (!options.snapshot.empty())
     QUIRE_RETURN_IF_ERROR(WriteFile(options.snapshot, snapshot.dump(1)));
   if (options.report) PrintMessage(FormatMemoryReport(snapshot));
