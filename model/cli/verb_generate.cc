@@ -1,6 +1,8 @@
 // quire generate
 
+#include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "model/cli/output.h"
 #include "model/cli/stream_view.h"
 #include "model/cli/verbs.h"
+#include "model/tokenizer/stop_checker.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/engine.h"
 #include "quire/model/tokenizer.h"
@@ -27,6 +30,7 @@ struct GenerateOptions {
   std::vector<std::string> tokens;
   uint64_t max_new_tokens = 64;
   bool ignore_eos = false;
+  std::vector<std::string> stop;
   SamplingOptions sampling;
   SessionOptions session;
   MemoryOutputOptions memory;
@@ -36,6 +40,33 @@ struct GenerateOptions {
 struct Prompt {
   std::string title;
   std::vector<TokenId> tokens;
+};
+
+// The text of one sequence as it grows, up to a stop string. Without a tokenizer
+// it is the token ids.
+class OutputText {
+ public:
+  OutputText(const Tokenizer* tokenizer, const std::vector<std::string>& stop)
+      // Length and EOS are the engine's business.
+      : checker_({.max_new_tokens = std::numeric_limits<int64_t>::max(),
+                  .stop_strings = stop}) {
+    if (tokenizer != nullptr) stream_.emplace(tokenizer);
+  }
+
+  StopChecker::Step Push(TokenId token) {
+    return checker_.Push(
+        token, stream_ ? stream_->Push(token) : absl::StrCat(token, " "));
+  }
+
+  // What was held back. Nothing where a stop string has ended the text.
+  std::string Finish(FinishReason reason) {
+    if (reason == FinishReason::kStopped) return "";
+    return checker_.Finish(stream_ ? stream_->Finish() : "").text;
+  }
+
+ private:
+  std::optional<TextStream> stream_;
+  StopChecker checker_;
 };
 
 absl::StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateOptions& options,
@@ -101,7 +132,9 @@ absl::Status Generate(GenerateOptions options) {
     PrintWarning(warning);
 
   StreamView view(prompts.size(), !options.json && IsInteractive());
-  std::vector<TextStream> streams(prompts.size(), TextStream(text));
+  std::vector<OutputText> outputs;
+  for (size_t i = 0; i < prompts.size(); ++i)
+    outputs.emplace_back(text, options.stop);
   Engine engine(&session->decoder(), &session->cache(),
                 options.session.max_sequences);
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -113,11 +146,9 @@ absl::Status Generate(GenerateOptions options) {
     request.sampling.seed = options.sampling.seed + i;
     request.eos_tokens = EosTokens(options, *session);
     request.on_token = [&, i](TokenId token) {
-      if (text != nullptr)
-        view.Append(i, streams[i].Push(token));
-      else
-        view.Append(i, absl::StrCat(token, " "));
-      return true;
+      const StopChecker::Step step = outputs[i].Push(token);
+      view.Append(i, step.text);
+      return step.reason == StopReason::kNone;
     };
     QUIRE_RETURN_IF_ERROR(engine.Add(std::move(request)).status());
   }
@@ -126,10 +157,8 @@ absl::Status Generate(GenerateOptions options) {
     QUIRE_RETURN_IF_ERROR(engine.Step());
     QUIRE_RETURN_IF_ERROR(view.Refresh());
   }
-  if (text != nullptr) {
-    for (size_t i = 0; i < prompts.size(); ++i)
-      view.Append(i, streams[i].Finish());
-  }
+  for (size_t i = 0; i < prompts.size(); ++i)
+    view.Append(i, outputs[i].Finish(engine.completions()[i].reason));
   QUIRE_RETURN_IF_ERROR(
       PrintCompletions(options, prompts, engine, text, &view));
   return WriteMemoryOutput(options.memory, *session);
@@ -157,6 +186,14 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
       ->capture_default_str();
   verb->add_flag("--ignore-eos", options->ignore_eos,
                  "Go on after the end of the text");
+  verb->add_option("--stop", options->stop,
+                   "End a text before this string; may be repeated")
+      ->allow_extra_args(false)
+      ->check(CLI::Validator(
+          [](const std::string& value) {
+            return value.empty() ? "a stop string cannot be empty" : "";
+          },
+          "TEXT"));
   SamplingOptions& sampling = options->sampling;
   verb->add_option("--temperature", sampling.temperature,
                    "0: the likeliest token each time")
