@@ -29,8 +29,7 @@ void ReadNpy(const fs::path& path, GoldenCase* result) {
   const std::string header = bytes.substr(10, header_size);
   std::smatch shape;
   if (header.find("'<f4'") == std::string::npos ||
-      !std::regex_search(header, shape,
-                         std::regex(R"(\((\d+), (\d+)\))")))
+      !std::regex_search(header, shape, std::regex(R"(\((\d+), (\d+)\))")))
     throw std::runtime_error(path.string() + ": unexpected header " + header);
   const size_t elements = std::stoul(shape[1]) * std::stoul(shape[2]);
   if (bytes.size() != 10 + header_size + elements * sizeof(float))

@@ -66,8 +66,8 @@ double RelativeError(const std::vector<float>& actual,
   double difference = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     largest = std::max(largest, std::fabs(double{expected[i]}));
-    difference = std::max(difference,
-                          std::fabs(double{actual[i]} - expected[i]));
+    difference =
+        std::max(difference, std::fabs(double{actual[i]} - expected[i]));
   }
   return difference / largest;
 }
@@ -118,12 +118,12 @@ TEST_P(SharedGoldenTest, LogitsAndTokensAreThoseOfTransformers) {
   CheckCase(GetParam(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Cases, SharedGoldenTest,
-    testing::ValuesIn(FindGoldenCases(
-        kSharedCases, {"plain-", "gptq-w", "gptq-dynamic", "arch-smollm2",
-                       "arch-llama3-rope", "arch-llama-linear-rope"})),
-    CaseName);
+INSTANTIATE_TEST_SUITE_P(Cases, SharedGoldenTest,
+                         testing::ValuesIn(FindGoldenCases(
+                             kSharedCases, {"plain-", "gptq-w", "gptq-dynamic",
+                                            "arch-smollm2", "arch-llama3-rope",
+                                            "arch-llama-linear-rope"})),
+                         CaseName);
 // Where the set is not there.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SharedGoldenTest);
 

@@ -72,9 +72,8 @@ TEST_P(LayersTest, IncludesOnlyWhatStandsBelow) {
   for (const Include& include : includes) {
     const std::string layer = LayerOf(include.target);
     if (layer.empty()) continue;
-    EXPECT_TRUE(allowed.contains(layer))
-        << include.file << ":" << include.line << " includes "
-        << include.target;
+    EXPECT_TRUE(allowed.contains(layer)) << include.file << ":" << include.line
+                                         << " includes " << include.target;
     const bool is_public_target = include.target.starts_with("quire/");
     const bool is_public_header =
         include.file.string().find("/include/quire/") != std::string::npos;
@@ -93,10 +92,17 @@ INSTANTIATE_TEST_SUITE_P(AllFolders, LayersTest,
                          [](const auto& info) { return info.param; });
 
 TEST(TopLevelTest, HoldsExactlyTheFixedEntries) {
-  const std::set<std::string> expected = {
-      "CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md", "alloc",
-      "paging",         "loader",            "model",   "bench",     "tests",
-      "docs"};
+  const std::set<std::string> expected = {"CMakeLists.txt",
+                                          "CMakePresets.json",
+                                          "LICENSE",
+                                          "README.md",
+                                          "alloc",
+                                          "paging",
+                                          "loader",
+                                          "model",
+                                          "bench",
+                                          "tests",
+                                          "docs"};
   std::set<std::string> found;
   for (const auto& entry : fs::directory_iterator(QUIRE_SOURCE_DIR)) {
     const std::string name = entry.path().filename();

@@ -1,15 +1,14 @@
 // quire: one program, a verb for each thing that can be done with a model.
 //
-// Exit status: 0 ok, 1 failed, 2 wrong usage. Never a signal: a reader that goes
-// away is an error like any other.
-
-#include <csignal>
-#include <exception>
-#include <string>
+// Exit status: 0 ok, 1 failed, 2 wrong usage. Never a signal: a reader that
+// goes away is an error like any other.
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <csignal>
+#include <exception>
+#include <string>
 
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
@@ -23,9 +22,10 @@ constexpr int kWrongUsage = 2;
 
 int Main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
-  CLI::App app("Loads, quantises and runs language models in the memory there "
-               "is.",
-               "quire");
+  CLI::App app(
+      "Loads, quantises and runs language models in the memory there "
+      "is.",
+      "quire");
   app.set_version_flag("--version", "quire " QUIRE_VERSION);
   app.require_subcommand(1);
   Action chosen;

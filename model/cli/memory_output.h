@@ -3,9 +3,8 @@
 #ifndef QUIRE_MODEL_CLI_MEMORY_OUTPUT_H_
 #define QUIRE_MODEL_CLI_MEMORY_OUTPUT_H_
 
-#include <string>
-
 #include <CLI/App.hpp>
+#include <string>
 
 #include "absl/status/status.h"
 #include "quire/model/session.h"

@@ -17,8 +17,7 @@ absl::StatusOr<std::unique_ptr<NpyWriter>> NpyWriter::Create(
   if (file == nullptr)
     return absl::ErrnoToStatus(errno,
                                absl::StrCat(path, ": cannot open for writing"));
-  std::unique_ptr<NpyWriter> writer(
-      new NpyWriter(path, rows * columns, file));
+  std::unique_ptr<NpyWriter> writer(new NpyWriter(path, rows * columns, file));
 
   // Magic, version 1.0 and a 16-bit length come before the dictionary; the
   // whole is padded with spaces to a multiple of 64 and ends with a newline.

@@ -1,5 +1,6 @@
 // Writes a float32 matrix as NumPy's .npy, row by row.
-// Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+// Format:
+// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 
 #ifndef QUIRE_MODEL_CLI_NPY_WRITER_H_
 #define QUIRE_MODEL_CLI_NPY_WRITER_H_

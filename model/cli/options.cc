@@ -1,11 +1,10 @@
 #include "model/cli/options.h"
 
+#include <CLI/Option.hpp>
+#include <CLI/Validators.hpp>
 #include <charconv>
 #include <map>
 #include <string_view>
-
-#include <CLI/Option.hpp>
-#include <CLI/Validators.hpp>
 
 #include "absl/strings/str_cat.h"
 
@@ -92,8 +91,7 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options) {
   app->add_option("--max-model-len", options->max_model_len,
                   "Tokens of a sequence at most; 0: what the model allows")
       ->capture_default_str();
-  app->add_option("--max-num-batched-tokens",
-                  options->decoder.max_batch_tokens,
+  app->add_option("--max-num-batched-tokens", options->decoder.max_batch_tokens,
                   "Tokens of one forward pass at most")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();

@@ -3,11 +3,10 @@
 #ifndef QUIRE_MODEL_CLI_OPTIONS_H_
 #define QUIRE_MODEL_CLI_OPTIONS_H_
 
+#include <CLI/App.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <CLI/App.hpp>
 
 #include "absl/status/statusor.h"
 #include "quire/model/session.h"

@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <cstdio>
-
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"

@@ -4,10 +4,9 @@
 #define QUIRE_MODEL_CLI_OUTPUT_H_
 
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "absl/status/status.h"
 #include "quire/loader/streaming_loader.h"
@@ -28,7 +27,8 @@ void PrintMessage(std::string_view text);
 // True where a person watches: progress is shown then, and never otherwise.
 bool IsInteractive();
 
-// Redraws a progress line on stderr; empty (shows nothing) where nobody watches.
+// Redraws a progress line on stderr; empty (shows nothing) where nobody
+// watches.
 std::function<void(const LoadProgress&)> LoadProgressLine();
 
 }  // namespace quire

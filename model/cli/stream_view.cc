@@ -20,15 +20,15 @@ size_t TerminalColumns() {
 }
 
 // The end of `text` on one line of at most `columns` characters: control
-// characters become spaces, and no UTF-8 character is cut. Wide characters count
-// as one, so such a line may wrap.
+// characters become spaces, and no UTF-8 character is cut. Wide characters
+// count as one, so such a line may wrap.
 std::string Tail(const std::string& text, size_t columns) {
   size_t begin = text.size();
   for (size_t characters = 0; begin > 0 && characters < columns; ++characters) {
     do {
       --begin;
-    } while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xc0) ==
-                              0x80);
+    } while (begin > 0 &&
+             (static_cast<unsigned char>(text[begin]) & 0xc0) == 0x80);
   }
   std::string line = text.substr(begin);
   std::replace_if(
@@ -71,8 +71,7 @@ absl::Status StreamView::Refresh() {
 }
 
 absl::Status StreamView::Finish(const std::vector<std::string>& titles) {
-  if (texts_.size() == 1)
-    return PrintText(texts_[0].substr(printed_) + "\n");
+  if (texts_.size() == 1) return PrintText(texts_[0].substr(printed_) + "\n");
   std::string output;
   if (drawn_) absl::StrAppend(&output, "\033[", texts_.size(), "A\r\033[J");
   for (size_t i = 0; i < texts_.size(); ++i)

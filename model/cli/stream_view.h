@@ -1,7 +1,7 @@
 // Shows the text of several sequences as it is decoded.
 //
-// One sequence streams as plain text. Several share a terminal as one line each,
-// redrawn in place, and are printed whole when all are done. Where nobody
+// One sequence streams as plain text. Several share a terminal as one line
+// each, redrawn in place, and are printed whole when all are done. Where nobody
 // watches there is only the final text.
 
 #ifndef QUIRE_MODEL_CLI_STREAM_VIEW_H_
@@ -32,8 +32,8 @@ class StreamView {
  private:
   const bool live_;
   std::vector<std::string> texts_;
-  size_t printed_ = 0;      // bytes of a single sequence that are on screen
-  bool drawn_ = false;      // the live lines are on screen
+  size_t printed_ = 0;  // bytes of a single sequence that are on screen
+  bool drawn_ = false;  // the live lines are on screen
 };
 
 }  // namespace quire

@@ -2,10 +2,9 @@
 // weights with.
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
 #include "model/cli/memory_output.h"
@@ -62,9 +61,8 @@ absl::Status Bench(BenchOptions options) {
   // The steps that compute prompts also yield the first token of each sequence.
   const double decoded =
       static_cast<double>(statistics.decoded_tokens - options.sequences);
-  const double prompt_rate =
-      PerSecond(static_cast<double>(statistics.prompt_tokens),
-                statistics.prompt_seconds);
+  const double prompt_rate = PerSecond(
+      static_cast<double>(statistics.prompt_tokens), statistics.prompt_seconds);
   const double decode_rate = PerSecond(decoded, statistics.decode_seconds);
   const double weight_bytes =
       static_cast<double>(session->weights().BytesPerToken().value());
@@ -74,17 +72,17 @@ absl::Status Bench(BenchOptions options) {
       session->runtime().allocator()->GetStatistics();
   const KvCacheStatistics kv = session->cache().GetStatistics();
   if (options.json) {
-    QUIRE_RETURN_IF_ERROR(
-        PrintJson({{"prompt_tokens_per_second", prompt_rate},
-                   {"decode_tokens_per_second", decode_rate},
-                   {"weight_bytes_per_token", weight_bytes},
-                   {"read_bytes_per_second", bandwidth},
-                   {"sequences", options.sequences},
-                   {"threads", session->pool().threads()},
-                   {"simd", SimdTargetName()},
-                   {"memory_mapped", memory.mapped_bytes},
-                   {"kv_committed", kv.committed.value() + kv.parked.value()},
-                   {"load_seconds", session->weights().load_report().seconds}}));
+    QUIRE_RETURN_IF_ERROR(PrintJson(
+        {{"prompt_tokens_per_second", prompt_rate},
+         {"decode_tokens_per_second", decode_rate},
+         {"weight_bytes_per_token", weight_bytes},
+         {"read_bytes_per_second", bandwidth},
+         {"sequences", options.sequences},
+         {"threads", session->pool().threads()},
+         {"simd", SimdTargetName()},
+         {"memory_mapped", memory.mapped_bytes},
+         {"kv_committed", kv.committed.value() + kv.parked.value()},
+         {"load_seconds", session->weights().load_report().seconds}}));
   } else {
     QUIRE_RETURN_IF_ERROR(PrintText(absl::StrFormat(
         "prompt   %10.1f tokens/s   (%d sequences of %d tokens)\n"

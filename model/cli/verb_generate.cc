@@ -2,12 +2,11 @@
 
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -42,8 +41,8 @@ struct Prompt {
   std::vector<TokenId> tokens;
 };
 
-// The text of one sequence as it grows, up to a stop string. Without a tokenizer
-// it is the token ids.
+// The text of one sequence as it grows, up to a stop string. Without a
+// tokenizer it is the token ids.
 class OutputText {
  public:
   OutputText(const Tokenizer* tokenizer, const std::vector<std::string>& stop)
@@ -96,8 +95,7 @@ nlohmann::json CompletionJson(const Completion& completion,
 
 absl::Status PrintCompletions(const GenerateOptions& options,
                               const std::vector<Prompt>& prompts,
-                              const Engine& engine,
-                              const Tokenizer* tokenizer,
+                              const Engine& engine, const Tokenizer* tokenizer,
                               StreamView* view) {
   const std::vector<Completion>& completions = engine.completions();
   if (!options.json) {
@@ -108,9 +106,8 @@ absl::Status PrintCompletions(const GenerateOptions& options,
   std::vector<nlohmann::json> sequences;
   for (size_t i = 0; i < completions.size(); ++i)
     sequences.push_back(CompletionJson(
-        completions[i],
-        tokenizer != nullptr ? nlohmann::json(view->text(i))
-                             : nlohmann::json()));
+        completions[i], tokenizer != nullptr ? nlohmann::json(view->text(i))
+                                             : nlohmann::json()));
   if (sequences.size() == 1) return PrintJson(sequences[0]);
   return PrintJson({{"sequences", sequences}});
 }
@@ -174,8 +171,8 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
   verb->add_option("MODEL", options->model,
                    "Folder, .safetensors or .gguf file")
       ->required();
-  CLI::Option* prompt = verb->add_option(
-      "--prompt", options->prompts, "Text to continue; once per sequence");
+  CLI::Option* prompt = verb->add_option("--prompt", options->prompts,
+                                         "Text to continue; once per sequence");
   prompt->allow_extra_args(false);
   CLI::Option* tokens =
       verb->add_option("--tokens", options->tokens,
@@ -201,8 +198,9 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
   verb->add_option("--top-k", sampling.top_k,
                    "Choose among so many likeliest tokens; 0: all")
       ->capture_default_str();
-  verb->add_option("--top-p", sampling.top_p,
-                   "Choose among the likeliest tokens of this total probability")
+  verb->add_option(
+          "--top-p", sampling.top_p,
+          "Choose among the likeliest tokens of this total probability")
       ->capture_default_str();
   verb->add_option("--min-p", sampling.min_p,
                    "Leave out tokens below this part of the likeliest's "

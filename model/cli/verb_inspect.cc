@@ -2,11 +2,10 @@
 
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -50,9 +49,8 @@ void DescribeFiles(const Checkpoint& checkpoint, json* report) {
     type["bytes"] = type.value("bytes", uint64_t{0}) + tensor.size.value();
     parameters += tensor.elements();
   }
-  (*report)["format"] = checkpoint.format() == CheckpointFormat::kGguf
-                            ? "gguf"
-                            : "safetensors";
+  (*report)["format"] =
+      checkpoint.format() == CheckpointFormat::kGguf ? "gguf" : "safetensors";
   (*report)["files"] = files;
   (*report)["tensors"] = checkpoint.tensors().size();
   (*report)["elements"] = parameters;
@@ -145,10 +143,10 @@ absl::Status PrintInspection(const json& report) {
   line("path", report["path"]);
   if (report.contains("format")) {
     line("format", report["format"]);
-    line("size", absl::StrCat(
-                     report["tensors"].get<uint64_t>(), " tensors, ",
-                     FormatBytes(Bytes(report["bytes"].get<uint64_t>())),
-                     " in ", report["files"].size(), " file(s)"));
+    line("size",
+         absl::StrCat(report["tensors"].get<uint64_t>(), " tensors, ",
+                      FormatBytes(Bytes(report["bytes"].get<uint64_t>())),
+                      " in ", report["files"].size(), " file(s)"));
     for (const auto& [name, type] : report["types"].items())
       line(("  " + name).c_str(),
            absl::StrCat(type["tensors"].get<uint64_t>(), " tensors, ",
@@ -157,7 +155,8 @@ absl::Status PrintInspection(const json& report) {
   if (report.contains("quantization"))
     line("quantization", report["quantization"].dump());
   if (report.contains("model")) line("model", report["model"].dump());
-  if (report.contains("unsupported")) line("not runnable", report["unsupported"]);
+  if (report.contains("unsupported"))
+    line("not runnable", report["unsupported"]);
   for (const json& defect : report["defects"]) line("defect", defect);
   for (const json& warning : report.value("warnings", json::array()))
     line("warning", warning);

@@ -1,12 +1,11 @@
 // quire load: the streaming loader alone, measured.
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -37,9 +36,9 @@ absl::Status CompareWithManifest(
     const std::string& path = checkpoint.files()[tensor.file].path;
     const auto expected = manifest.find(tensor.name);
     if (expected == manifest.end())
-      return absl::NotFoundError(
-          absl::StrCat(checkpoint.folder(), "/manifest.json: has no tensor ",
-                       tensor.name, " of ", path));
+      return absl::NotFoundError(absl::StrCat(checkpoint.folder(),
+                                              "/manifest.json: has no tensor ",
+                                              tensor.name, " of ", path));
     const uint32_t actual = report.crc32.at(tensor.name);
     if (actual != expected->second)
       return absl::DataLossError(absl::StrFormat(
@@ -75,10 +74,9 @@ absl::Status Load(LoadOptions options) {
   StreamingOptions streaming;
   streaming.checksum = options.verify;
   streaming.progress = LoadProgressLine();
-  QUIRE_ASSIGN_OR_RETURN(
-      const LoadReport report,
-      StreamTensors(runtime->driver(), DeviceId(0), *checkpoint, placements,
-                    streaming));
+  QUIRE_ASSIGN_OR_RETURN(const LoadReport report,
+                         StreamTensors(runtime->driver(), DeviceId(0),
+                                       *checkpoint, placements, streaming));
   const Bytes anonymous_peak = sampler->Stop();
   if (manifest)
     QUIRE_RETURN_IF_ERROR(CompareWithManifest(*checkpoint, report, *manifest));
@@ -89,18 +87,18 @@ absl::Status Load(LoadOptions options) {
           : 0;
   const AllocatorStatistics memory = runtime->allocator()->GetStatistics();
   if (options.json)
-    return PrintJson({{"bytes", report.bytes.value()},
-                      {"seconds", report.seconds},
-                      {"bytes_per_second", rate},
-                      {"tensors", placements.size()},
-                      {"files", checkpoint->files().size()},
-                      {"chunks", report.chunks},
-                      {"staging_peak", report.staging_peak.value()},
-                      {"anonymous_peak", anonymous_peak.value()},
-                      {"device_mapped", memory.mapped_bytes},
-                      {"verified_tensors",
-                       manifest ? checkpoint->tensors().size() : 0},
-                      {"warnings", checkpoint->warnings()}});
+    return PrintJson(
+        {{"bytes", report.bytes.value()},
+         {"seconds", report.seconds},
+         {"bytes_per_second", rate},
+         {"tensors", placements.size()},
+         {"files", checkpoint->files().size()},
+         {"chunks", report.chunks},
+         {"staging_peak", report.staging_peak.value()},
+         {"anonymous_peak", anonymous_peak.value()},
+         {"device_mapped", memory.mapped_bytes},
+         {"verified_tensors", manifest ? checkpoint->tensors().size() : 0},
+         {"warnings", checkpoint->warnings()}});
   for (const std::string& warning : checkpoint->warnings())
     PrintWarning(warning);
   return PrintText(absl::StrFormat(

@@ -28,10 +28,9 @@ absl::Status Logits(LogitsOptions options) {
                          Session::Open(options.model, options.session));
   for (const std::string& warning : session->weights().warnings())
     PrintWarning(warning);
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<NpyWriter> writer,
-      NpyWriter::Create(options.output, tokens.size(),
-                        session->config().vocab_size));
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<NpyWriter> writer,
+                         NpyWriter::Create(options.output, tokens.size(),
+                                           session->config().vocab_size));
   QUIRE_RETURN_IF_ERROR(session->ComputeLogits(
       tokens,
       [&](std::span<const float> rows) { return writer->Append(rows); }));
@@ -50,7 +49,8 @@ void AddLogitsVerb(CLI::App* app, Action* chosen) {
   verb->add_option("--tokens", options->tokens, "1,2,3")
       ->required()
       ->check(kTokenList);
-  verb->add_option("--output", options->output, "File to write: [tokens, vocab]")
+  verb->add_option("--output", options->output,
+                   "File to write: [tokens, vocab]")
       ->required();
   AddSessionOptions(verb, &options->session);
   verb->callback([=] { *chosen = [=] { return Logits(*options); }; });

@@ -1,14 +1,13 @@
 // quire memory: reads a memory snapshot.
 
 #include <memory>
-#include <string>
-
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "model/cli/output.h"
-#include "model/config/file_io.h"
 #include "model/cli/verbs.h"
+#include "model/config/file_io.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/status_macros.h"
 

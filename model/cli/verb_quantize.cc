@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
 #include "model/cli/options.h"
@@ -46,12 +45,11 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> CalibrationTokens(
     const QuantizeVerbOptions& options, const Tokenizer& tokenizer,
     Session* session) {
   if (options.calibration_file.empty())
-    return SampleCalibration(*session, options.sequences,
-                             options.sequence_length, options.seed,
-                             [](uint32_t done, uint32_t total) {
-                               ShowProgress("sampling calibration text, token",
-                                            done, total);
-                             });
+    return SampleCalibration(
+        *session, options.sequences, options.sequence_length, options.seed,
+        [](uint32_t done, uint32_t total) {
+          ShowProgress("sampling calibration text, token", done, total);
+        });
   QUIRE_ASSIGN_OR_RETURN(const std::string text,
                          ReadFile(options.calibration_file));
   const std::vector<TokenId> tokens = tokenizer.Encode(text);
@@ -117,19 +115,19 @@ absl::Status Perplexity(PerplexityOptions options) {
   options.session.streaming.progress = LoadProgressLine();
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(options.model, options.session));
-  QUIRE_ASSIGN_OR_RETURN(
-      const double perplexity,
-      ComputePerplexity(*session, tokens, options.window,
-                        [](uint64_t done, uint64_t total) {
-                          ShowProgress("window", done, total);
-                        }));
+  QUIRE_ASSIGN_OR_RETURN(const double perplexity,
+                         ComputePerplexity(*session, tokens, options.window,
+                                           [](uint64_t done, uint64_t total) {
+                                             ShowProgress("window", done,
+                                                          total);
+                                           }));
   const uint64_t used = tokens.size() / options.window * options.window;
   if (options.json)
     return PrintJson({{"perplexity", perplexity},
                       {"tokens", used},
                       {"window", options.window}});
-  return PrintText(absl::StrFormat("perplexity %.4f over %d tokens\n",
-                                   perplexity, used));
+  return PrintText(
+      absl::StrFormat("perplexity %.4f over %d tokens\n", perplexity, used));
 }
 
 void AddPerplexityVerb(CLI::App* app, Action* chosen) {

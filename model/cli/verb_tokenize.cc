@@ -1,15 +1,14 @@
 // quire tokenize, quire detokenize
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "model/cli/options.h"
 #include "model/cli/output.h"
-#include "model/config/file_io.h"
 #include "model/cli/verbs.h"
+#include "model/config/file_io.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/tokenizer.h"
 
@@ -64,8 +63,9 @@ absl::Status Detokenize(const DetokenizeOptions& options) {
 void AddTokenizeVerbs(CLI::App* app, Action* chosen) {
   auto tokenize_options = std::make_shared<TokenizeOptions>();
   CLI::App* tokenize = app->add_subcommand("tokenize", "Text to token ids");
-  tokenize->add_option("MODEL", tokenize_options->model,
-                       "Folder with tokenizer.json, or .gguf file")
+  tokenize
+      ->add_option("MODEL", tokenize_options->model,
+                   "Folder with tokenizer.json, or .gguf file")
       ->required();
   CLI::Option* text =
       tokenize->add_option("--text", tokenize_options->text, "The text");
@@ -74,8 +74,7 @@ void AddTokenizeVerbs(CLI::App* app, Action* chosen) {
   text->excludes(file);
   tokenize->add_flag("--no-special-tokens", tokenize_options->no_special_tokens,
                      "Add no BOS and the like");
-  tokenize->add_flag("--json", tokenize_options->json,
-                     "{\"tokens\": [...]}");
+  tokenize->add_flag("--json", tokenize_options->json, "{\"tokens\": [...]}");
   tokenize->callback([=] {
     if (text->empty() && file->empty())
       throw CLI::RequiredError("--text or --text-file");
@@ -84,8 +83,9 @@ void AddTokenizeVerbs(CLI::App* app, Action* chosen) {
 
   auto detokenize_options = std::make_shared<DetokenizeOptions>();
   CLI::App* detokenize = app->add_subcommand("detokenize", "Token ids to text");
-  detokenize->add_option("MODEL", detokenize_options->model,
-                         "Folder with tokenizer.json, or .gguf file")
+  detokenize
+      ->add_option("MODEL", detokenize_options->model,
+                   "Folder with tokenizer.json, or .gguf file")
       ->required();
   detokenize->add_option("--tokens", detokenize_options->tokens, "1,2,3")
       ->required()

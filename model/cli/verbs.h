@@ -3,16 +3,15 @@
 #ifndef QUIRE_MODEL_CLI_VERBS_H_
 #define QUIRE_MODEL_CLI_VERBS_H_
 
-#include <functional>
-
 #include <CLI/App.hpp>
+#include <functional>
 
 #include "absl/status/status.h"
 
 namespace quire {
 
-// What the chosen verb does. It runs after the whole command line was parsed; an
-// error becomes one line on stderr and exit status 1.
+// What the chosen verb does. It runs after the whole command line was parsed;
+// an error becomes one line on stderr and exit status 1.
 using Action = std::function<absl::Status()>;
 
 void AddInspectVerb(CLI::App* app, Action* chosen);

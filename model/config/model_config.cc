@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
-
 #include <nlohmann/json.hpp>
+#include <numbers>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -28,8 +27,8 @@ absl::Status ReadDimension(const JsonFields& fields, std::string_view field,
 
 absl::Status ReadDimensionOr(const JsonFields& fields, std::string_view field,
                              uint64_t otherwise, uint32_t* value) {
-  QUIRE_ASSIGN_OR_RETURN(
-      const uint64_t n, fields.GetUintOr(field, otherwise, 1, kMaxDimension));
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t n,
+                         fields.GetUintOr(field, otherwise, 1, kMaxDimension));
   *value = static_cast<uint32_t>(n);
   return absl::OkStatus();
 }
@@ -45,10 +44,10 @@ absl::StatusOr<double> ReadPositive(const JsonFields& fields,
 
 absl::Status CheckShape(const ModelConfig& config, const std::string& where) {
   if (config.heads % config.kv_heads != 0)
-    return absl::InvalidArgumentError(absl::StrCat(
-        where, ": ", config.heads,
-        " attention heads cannot share the keys and values of ",
-        config.kv_heads, " heads evenly"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, ": ", config.heads,
+                     " attention heads cannot share the keys and values of ",
+                     config.kv_heads, " heads evenly"));
   if (config.head_dim % 2 != 0)
     return absl::InvalidArgumentError(
         absl::StrCat(where, ": a head of ", config.head_dim,
@@ -85,8 +84,7 @@ absl::StatusOr<RopeConfig> ParseRope(const JsonFields& fields) {
     return absl::UnimplementedError(absl::StrCat(
         scaling.where(), ": rope type \"", kind,
         "\" is not supported; \"default\", \"linear\" and \"llama3\" are"));
-  rope.scaling =
-      kind == "linear" ? RopeScaling::kLinear : RopeScaling::kLlama3;
+  rope.scaling = kind == "linear" ? RopeScaling::kLinear : RopeScaling::kLlama3;
   // Without the factor the angles would silently be others than trained with.
   QUIRE_RETURN_IF_ERROR(scaling.GetDouble("factor").status());
   QUIRE_ASSIGN_OR_RETURN(rope.factor, ReadPositive(scaling, "factor", 1));
@@ -141,9 +139,9 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
   ModelConfig config;
   QUIRE_ASSIGN_OR_RETURN(config.family, fields.GetString("model_type"));
   if (FindFamily(checkpoint.format(), config.family) == nullptr)
-    return absl::UnimplementedError(absl::StrCat(
-        fields.where(), ": models of type \"", config.family,
-        "\" are not supported; supported: ", SupportedFamilies()));
+    return absl::UnimplementedError(
+        absl::StrCat(fields.where(), ": models of type \"", config.family,
+                     "\" are not supported; supported: ", SupportedFamilies()));
   QUIRE_ASSIGN_OR_RETURN(const std::string activation,
                          fields.GetStringOr("hidden_act", "silu"));
   if (activation != "silu")
@@ -168,9 +166,8 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
                                      ", no multiple of the ", config.heads,
                                      " attention heads, and there is no "
                                      "head_dim"));
-  QUIRE_RETURN_IF_ERROR(ReadDimensionOr(fields, "head_dim",
-                                        config.hidden_size / config.heads,
-                                        &config.head_dim));
+  QUIRE_RETURN_IF_ERROR(ReadDimensionOr(
+      fields, "head_dim", config.hidden_size / config.heads, &config.head_dim));
   QUIRE_RETURN_IF_ERROR(
       ReadDimension(fields, "vocab_size", &config.vocab_size));
   QUIRE_ASSIGN_OR_RETURN(
@@ -219,10 +216,10 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
       ReadDimension(fields, key("attention.head_count"), &config.heads));
   QUIRE_RETURN_IF_ERROR(ReadDimensionOr(fields, key("attention.head_count_kv"),
                                         config.heads, &config.kv_heads));
-  QUIRE_RETURN_IF_ERROR(ReadDimensionOr(
-      fields, key("attention.key_length"),
-      std::max<uint32_t>(config.hidden_size / config.heads, 1),
-      &config.head_dim));
+  QUIRE_RETURN_IF_ERROR(
+      ReadDimensionOr(fields, key("attention.key_length"),
+                      std::max<uint32_t>(config.hidden_size / config.heads, 1),
+                      &config.head_dim));
   QUIRE_ASSIGN_OR_RETURN(
       const uint64_t rotated,
       fields.GetUintOr(key("rope.dimension_count"), config.head_dim));
@@ -257,9 +254,8 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
                          fields.GetStringOr(key("rope.scaling.type"), "none"));
   if (scaling == "linear") {
     config.rope.scaling = RopeScaling::kLinear;
-    QUIRE_ASSIGN_OR_RETURN(
-        config.rope.factor,
-        ReadPositive(fields, key("rope.scaling.factor"), 1));
+    QUIRE_ASSIGN_OR_RETURN(config.rope.factor,
+                           ReadPositive(fields, key("rope.scaling.factor"), 1));
   } else if (scaling != "none") {
     return absl::UnimplementedError(
         absl::StrCat(fields.where(), ": rope scaling \"", scaling,
@@ -299,8 +295,8 @@ std::vector<float> InverseFrequencies(const RopeConfig& rope,
         // How often the pair turns within the context trained on, on the scale
         // from low_frequency_factor (0: divide) to high_frequency_factor
         // (1: keep).
-        const double turns = rope.original_max_positions * frequency /
-                             (2 * std::numbers::pi);
+        const double turns =
+            rope.original_max_positions * frequency / (2 * std::numbers::pi);
         const double keep = std::clamp(
             (turns - rope.low_frequency_factor) /
                 (rope.high_frequency_factor - rope.low_frequency_factor),

@@ -74,15 +74,13 @@ absl::Status Decoder::Impl::Initialize() {
       layers_,
       LayerRunner::Create(runtime_, &config_, weights_->inverse_frequencies(),
                           options_.max_batch_tokens, pool_));
-  QUIRE_ASSIGN_OR_RETURN(residual_,
-                         workspace_.Allocate(options_.max_batch_tokens,
-                                             config_.hidden_size));
   QUIRE_ASSIGN_OR_RETURN(
-      selected_,
-      workspace_.Allocate(options_.max_logit_rows, config_.hidden_size));
-  QUIRE_ASSIGN_OR_RETURN(
-      logits_,
-      workspace_.Allocate(options_.max_logit_rows, config_.vocab_size));
+      residual_,
+      workspace_.Allocate(options_.max_batch_tokens, config_.hidden_size));
+  QUIRE_ASSIGN_OR_RETURN(selected_, workspace_.Allocate(options_.max_logit_rows,
+                                                        config_.hidden_size));
+  QUIRE_ASSIGN_OR_RETURN(logits_, workspace_.Allocate(options_.max_logit_rows,
+                                                      config_.vocab_size));
   return absl::OkStatus();
 }
 
@@ -185,9 +183,8 @@ void Decoder::Impl::RunHead(std::span<const BatchItem> batch) {
 absl::Status CheckTokens(std::span<const TokenId> tokens, uint32_t vocab_size) {
   for (const TokenId token : tokens) {
     if (token < 0 || static_cast<uint32_t>(token) >= vocab_size)
-      return absl::InvalidArgumentError(
-          absl::StrCat("token ", token, " is outside the vocabulary of ",
-                       vocab_size));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "token ", token, " is outside the vocabulary of ", vocab_size));
   }
   return absl::OkStatus();
 }

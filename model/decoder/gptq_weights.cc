@@ -32,14 +32,16 @@ uint32_t ZeroOffset(const GptqModule& module, bool label_says_v2,
                                module.settings.bits)) {
     case ZeroConvention::kV1:
       if (label_says_v2)
-        *warning = absl::StrCat(
-            module.name, ": labelled gptq_v2, but its zero points are those of "
+        *warning =
+            absl::StrCat(module.name,
+                         ": labelled gptq_v2, but its zero points are those of "
                          "a symmetric v1 module; read as v1");
       return 1;
     case ZeroConvention::kV2:
       if (!label_says_v2)
-        *warning = absl::StrCat(
-            module.name, ": labelled gptq (v1), but its zero points are those "
+        *warning =
+            absl::StrCat(module.name,
+                         ": labelled gptq (v1), but its zero points are those "
                          "of a symmetric v2 module; read as v2");
       return 0;
     case ZeroConvention::kNeither:

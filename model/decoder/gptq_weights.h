@@ -36,7 +36,8 @@ GroupedRows SortRowsByGroup(const std::vector<uint32_t>& group_of_row,
 // a symmetric zero is 2^(bits-1) by definition. `warning` gets a sentence where
 // label and data disagree.
 uint32_t ZeroOffset(const GptqModule& module, bool label_says_v2,
-                    const uint32_t* qzeros, std::optional<std::string>* warning);
+                    const uint32_t* qzeros,
+                    std::optional<std::string>* warning);
 
 }  // namespace quire
 

@@ -20,9 +20,8 @@ Workspace::~Workspace() {
 absl::StatusOr<ActivationBuffer> Workspace::Allocate(uint64_t rows,
                                                      uint64_t columns) {
   const auto elements = CheckedMultiply(rows, columns);
-  const auto bytes = elements
-                         ? CheckedMultiply(Bytes(sizeof(float)), *elements)
-                         : std::nullopt;
+  const auto bytes = elements ? CheckedMultiply(Bytes(sizeof(float)), *elements)
+                              : std::nullopt;
   if (!bytes)
     return absl::InvalidArgumentError(absl::StrCat(
         "a workspace of ", rows, " x ", columns, " floats does not fit"));

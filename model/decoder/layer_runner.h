@@ -46,7 +46,7 @@ class Workspace {
 
 // Where one token of a batch stands.
 struct TokenPlace {
-  uint64_t position;            // in its sequence
+  uint64_t position;               // in its sequence
   const KvCache::LayerView* view;  // of its sequence in the layer that runs
 };
 

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -20,8 +19,7 @@ std::string ShapeText(const std::vector<uint64_t>& shape) {
 }
 
 bool IsFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 ||
-         dtype == DType::kBF16;
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
 bool IsMatrixType(DType dtype) {
@@ -31,8 +29,8 @@ bool IsMatrixType(DType dtype) {
 
 // Tensors that a checkpoint may carry and no forward pass reads.
 bool IsKnownUnused(std::string_view name) {
-  return name.ends_with(".rotary_emb.inv_freq") ||
-         name.ends_with(".g_idx") || name.ends_with(".perm");
+  return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".g_idx") ||
+         name.ends_with(".perm");
 }
 
 }  // namespace
@@ -48,9 +46,9 @@ WeightBuilder::WeightBuilder(Runtime* runtime, const Checkpoint& checkpoint,
 absl::Status WeightBuilder::Build(const StreamingOptions& options,
                                   ThreadPool* pool) {
   if (!runtime_->driver()->device_memory_is_host_memory())
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the host operations cannot run on the memory of driver '",
-        runtime_->driver()->name(), "'"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the host operations cannot run on the memory of driver '",
+                     runtime_->driver()->name(), "'"));
   owner_ = runtime_->owners()->Register("weights");
   QUIRE_RETURN_IF_ERROR(Describe());
   QUIRE_RETURN_IF_ERROR(AllocateAndStream(options));
@@ -124,8 +122,8 @@ absl::Status WeightBuilder::DescribeLayer(uint32_t index, DecoderLayer* layer) {
                                        &layer->attention_norm));
   QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.query), config_.query_size(),
                                        hidden, &layer->query));
-  QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.key), config_.kv_size(),
-                                       hidden, &layer->key));
+  QUIRE_RETURN_IF_ERROR(
+      DescribeLinear(name(names_.key), config_.kv_size(), hidden, &layer->key));
   QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.value), config_.kv_size(),
                                        hidden, &layer->value));
   QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.attention_output), hidden,
@@ -156,9 +154,10 @@ absl::Status WeightBuilder::DescribeOutput() {
     // The file knows better than the configuration: a head that is there was
     // trained, or quantised, apart from the embedding.
     if (config_.tied_embeddings)
-      weights_->warnings_.push_back(absl::StrCat(
-          module, ": the configuration ties it to the embedding, but the "
-                  "checkpoint has its own; the checkpoint's is used"));
+      weights_->warnings_.push_back(
+          absl::StrCat(module,
+                       ": the configuration ties it to the embedding, but the "
+                       "checkpoint has its own; the checkpoint's is used"));
     return DescribeLinear(module, config_.vocab_size, config_.hidden_size,
                           &weights_->output_);
   }
@@ -171,10 +170,10 @@ absl::StatusOr<const TensorInfo*> WeightBuilder::Require(
     const std::string& name) {
   const TensorInfo* tensor = checkpoint_.Find(name);
   if (tensor == nullptr)
-    return absl::NotFoundError(absl::StrCat(
-        checkpoint_.folder(), ": the checkpoint has no tensor ", name,
-        ", which a ", config_.family, " model of ", config_.layers,
-        " layers needs"));
+    return absl::NotFoundError(
+        absl::StrCat(checkpoint_.folder(), ": the checkpoint has no tensor ",
+                     name, ", which a ", config_.family, " model of ",
+                     config_.layers, " layers needs"));
   used_.insert(tensor);
   return tensor;
 }
@@ -216,10 +215,10 @@ absl::Status WeightBuilder::DescribeDense(const TensorInfo& tensor,
         "with"));
   const std::vector<uint64_t> expected = {out_features, in_features};
   if (tensor.shape != expected)
-    return absl::InvalidArgumentError(absl::StrCat(
-        checkpoint_.files()[tensor.file].path, ": ", tensor.name,
-        " has shape ", ShapeText(tensor.shape), ", the configuration says ",
-        ShapeText(expected)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint_.files()[tensor.file].path, ": ", tensor.name,
+                     " has shape ", ShapeText(tensor.shape),
+                     ", the configuration says ", ShapeText(expected)));
   *matrix = {.data = nullptr,
              .dtype = tensor.dtype,
              .out_features = out_features,
@@ -248,8 +247,7 @@ absl::Status WeightBuilder::DescribeLinear(const std::string& module,
 
 absl::Status WeightBuilder::DescribeGptq(const GptqModule& module,
                                          uint64_t out_features,
-                                         uint64_t in_features,
-                                         Linear* linear) {
+                                         uint64_t in_features, Linear* linear) {
   if (module.in_features != in_features || module.out_features != out_features)
     return absl::InvalidArgumentError(absl::StrCat(
         checkpoint_.files()[module.qweight->file].path, ": ",
@@ -264,8 +262,8 @@ absl::Status WeightBuilder::DescribeGptq(const GptqModule& module,
       .scales_dtype = module.scales->dtype,
   };
   GptqMatrix* matrix = &std::get<GptqMatrix>(linear->matrix);
-  for (const TensorInfo* tensor : {module.qweight, module.qzeros,
-                                   module.scales})
+  for (const TensorInfo* tensor :
+       {module.qweight, module.qzeros, module.scales})
     used_.insert(tensor);
   placements_.push_back({module.qweight, [matrix](DeviceAddress address) {
                            matrix->qweight = address.host_pointer<uint32_t>();
@@ -301,10 +299,9 @@ absl::Status WeightBuilder::AllocateAndStream(const StreamingOptions& options) {
   if (auto* head = std::get_if<DenseMatrix>(&weights_->output_.matrix);
       head != nullptr && head->data == nullptr)
     head->data = weights_->embedding_.data;
-  QUIRE_ASSIGN_OR_RETURN(
-      weights_->load_report_,
-      StreamTensors(runtime_->driver(), DeviceId(0), checkpoint_, tensors,
-                    options));
+  QUIRE_ASSIGN_OR_RETURN(weights_->load_report_,
+                         StreamTensors(runtime_->driver(), DeviceId(0),
+                                       checkpoint_, tensors, options));
   return absl::OkStatus();
 }
 
@@ -335,8 +332,7 @@ absl::StatusOr<const uint32_t*> WeightBuilder::Upload(
   QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
                          AllocateBytes(Bytes(values.size_bytes())));
   // No stream uses the allocation yet, and it is host memory here.
-  std::memcpy(address.host_pointer<void>(), values.data(),
-              values.size_bytes());
+  std::memcpy(address.host_pointer<void>(), values.data(), values.size_bytes());
   return address.host_pointer<const uint32_t>();
 }
 

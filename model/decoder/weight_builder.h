@@ -58,9 +58,8 @@ class WeightBuilder {
                              uint64_t in_features, DenseMatrix* matrix);
   absl::Status DescribeGptq(const GptqModule& module, uint64_t out_features,
                             uint64_t in_features, Linear* linear);
-  absl::Status DescribeBias(const std::string& module,
-                            const TensorInfo* tensor, uint64_t size,
-                            ParameterVector* bias);
+  absl::Status DescribeBias(const std::string& module, const TensorInfo* tensor,
+                            uint64_t size, ParameterVector* bias);
   absl::StatusOr<const TensorInfo*> Require(const std::string& name);
 
   absl::Status AllocateAndStream(const StreamingOptions& options);

@@ -27,11 +27,11 @@ absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
     return absl::InvalidArgumentError(
         absl::StrCat("driver '", options.driver, "': 'host' or 'cuda'"));
   HostDriverOptions host;
-  const Bytes memory = options.device_memory.zero() ? MachineMemory()
-                                                    : options.device_memory;
+  const Bytes memory =
+      options.device_memory.zero() ? MachineMemory() : options.device_memory;
   // A device has whole pages.
-  host.memory_per_device =
-      Bytes(memory.value() / host.granularity.value() * host.granularity.value());
+  host.memory_per_device = Bytes(memory.value() / host.granularity.value() *
+                                 host.granularity.value());
   host.backing = options.backing ? HostDriverOptions::Backing::kMemory
                                  : HostDriverOptions::Backing::kNone;
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<HostDriver> driver,
@@ -44,9 +44,9 @@ absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
 absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(
     const DeviceOptions& options) {
   if (!(options.memory_utilization > 0 && options.memory_utilization <= 1))
-    return absl::InvalidArgumentError(
-        absl::StrCat("memory utilization ", options.memory_utilization,
-                     " is outside (0, 1]"));
+    return absl::InvalidArgumentError(absl::StrCat("memory utilization ",
+                                                   options.memory_utilization,
+                                                   " is outside (0, 1]"));
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, CreateDriver(options));
   QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory,
                          driver->GetMemoryInfo(DeviceId(0)));
@@ -87,8 +87,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
         "a maximum of ", options.max_model_len,
         " tokens exceeds the model's own, ", config.max_positions));
   KvCacheOptions kv;
-  kv.max_sequence_length = options.max_model_len == 0 ? config.max_positions
-                                                      : options.max_model_len;
+  kv.max_sequence_length =
+      options.max_model_len == 0 ? config.max_positions : options.max_model_len;
   kv.max_sequences = options.max_sequences;
   kv.owner = runtime->owners()->Register("kv");
   QUIRE_ASSIGN_OR_RETURN(session->cache_,

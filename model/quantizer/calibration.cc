@@ -61,9 +61,9 @@ absl::StatusOr<double> ComputePerplexity(
     const std::function<void(uint64_t done, uint64_t total)>& progress) {
   const uint64_t windows = window < 2 ? 0 : tokens.size() / window;
   if (windows == 0)
-    return absl::InvalidArgumentError(
-        absl::StrCat("a text of ", tokens.size(), " tokens has no window of ",
-                     window, " (2 at least)"));
+    return absl::InvalidArgumentError(absl::StrCat("a text of ", tokens.size(),
+                                                   " tokens has no window of ",
+                                                   window, " (2 at least)"));
   const size_t vocab = session.config().vocab_size;
   double negative_log_likelihood = 0;
   for (uint64_t w = 0; w < windows; ++w) {

@@ -2,10 +2,9 @@
 
 #include <array>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
-
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "model/config/file_io.h"
@@ -46,12 +45,12 @@ json RopeScalingJson(const RopeConfig& rope) {
     case RopeScaling::kLinear:
       return {{"rope_type", "linear"}, {"factor", rope.factor}};
     case RopeScaling::kLlama3:
-      return {{"rope_type", "llama3"},
-              {"factor", rope.factor},
-              {"low_freq_factor", rope.low_frequency_factor},
-              {"high_freq_factor", rope.high_frequency_factor},
-              {"original_max_position_embeddings",
-               rope.original_max_positions}};
+      return {
+          {"rope_type", "llama3"},
+          {"factor", rope.factor},
+          {"low_freq_factor", rope.low_frequency_factor},
+          {"high_freq_factor", rope.high_frequency_factor},
+          {"original_max_position_embeddings", rope.original_max_positions}};
   }
   return nullptr;
 }

@@ -4,10 +4,9 @@
 #ifndef QUIRE_MODEL_QUANTIZER_CHECKPOINT_EXPORT_H_
 #define QUIRE_MODEL_QUANTIZER_CHECKPOINT_EXPORT_H_
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,7 +37,8 @@ absl::Status CreateEmptyFolder(const std::string& folder);
 // config.json with `quantization` as its quantization_config, and the same as
 // quantize_config.json; generation_config.json where the source has one.
 absl::Status WriteConfig(const Checkpoint& source, const ModelConfig& config,
-                         bool attention_bias, const nlohmann::json& quantization,
+                         bool attention_bias,
+                         const nlohmann::json& quantization,
                          const std::string& folder);
 // tokenizer.json and what stands beside it.
 absl::Status WriteTokenizer(const Checkpoint& source,

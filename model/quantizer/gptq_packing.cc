@@ -53,9 +53,8 @@ PackedLinearView::PackedLinearView(PackedLinear packed, uint32_t zero_offset,
       zero_offset_(zero_offset),
       rows_(SortRowsByGroup(packed_.g_idx, packed_.groups)) {
   if (!rows_.order.empty())
-    PermutePackedRows(packed_.qweight.data(), packed_.bits,
-                      packed_.in_features, packed_.out_features,
-                      rows_.order.data(), pool);
+    PermutePackedRows(packed_.qweight.data(), packed_.bits, packed_.in_features,
+                      packed_.out_features, rows_.order.data(), pool);
 }
 
 GptqMatrix PackedLinearView::matrix() const {

@@ -16,8 +16,8 @@ uint32_t Bit(const uint32_t* words, size_t stride, size_t index) {
 uint32_t Code(const uint32_t* words, size_t stride, int bits, size_t index) {
   uint32_t code = 0;
   for (int b = 0; b < bits; ++b)
-    code |= Bit(words, stride, index * static_cast<size_t>(bits) +
-                                   static_cast<size_t>(b))
+    code |= Bit(words, stride,
+                index * static_cast<size_t>(bits) + static_cast<size_t>(b))
             << b;
   return code;
 }
@@ -61,8 +61,7 @@ TEST_P(GptqPackingTest, EveryFieldIsWhereTheFormatSays) {
   ASSERT_EQ(packed.qzeros.size(), 3 * zero_words);
   for (size_t g = 0; g < 3; ++g) {
     for (size_t n = 0; n < 13; ++n) {
-      const uint32_t stored =
-          Code(&packed.qzeros[g * zero_words], 1, bits, n);
+      const uint32_t stored = Code(&packed.qzeros[g * zero_words], 1, bits, n);
       EXPECT_EQ((stored + zero_offset) % (1u << bits),
                 linear.grids[g * 13 + n].zero);
     }
@@ -86,7 +85,8 @@ TEST_P(GptqPackingTest, MatMulOverTheViewGivesTheValues) {
       double expected = 0;
       for (size_t k = 0; k < input.size(); ++k)
         expected += double{input[k]} * linear.Value(k, n);
-      EXPECT_NEAR(output[n], expected, 1e-4 * std::max(1.0, std::abs(expected)));
+      EXPECT_NEAR(output[n], expected,
+                  1e-4 * std::max(1.0, std::abs(expected)));
     }
   }
 }

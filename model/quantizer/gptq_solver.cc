@@ -131,9 +131,8 @@ class RowSolver {
 
 }  // namespace
 
-QuantizedLinear SolveGptq(const std::vector<float>& weight,
-                          size_t out_features, size_t in_features,
-                          const HessianFactor& factor,
+QuantizedLinear SolveGptq(const std::vector<float>& weight, size_t out_features,
+                          size_t in_features, const HessianFactor& factor,
                           const SolverOptions& options, ThreadPool* pool) {
   QuantizedLinear result =
       Prepare(out_features, in_features, options.group_size);
@@ -153,8 +152,7 @@ QuantizedLinear SolveGptq(const std::vector<float>& weight,
 
 QuantizedLinear RoundToNearest(const std::vector<float>& weight,
                                size_t out_features, size_t in_features,
-                               const SolverOptions& options,
-                               ThreadPool* pool) {
+                               const SolverOptions& options, ThreadPool* pool) {
   QuantizedLinear result =
       Prepare(out_features, in_features, options.group_size);
   for (size_t k = 0; k < in_features; ++k)

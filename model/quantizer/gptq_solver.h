@@ -40,9 +40,8 @@ struct QuantizedLinear {
 };
 
 // `weight` is [out_features, in_features], as torch stores it.
-QuantizedLinear SolveGptq(const std::vector<float>& weight,
-                          size_t out_features, size_t in_features,
-                          const HessianFactor& factor,
+QuantizedLinear SolveGptq(const std::vector<float>& weight, size_t out_features,
+                          size_t in_features, const HessianFactor& factor,
                           const SolverOptions& options, ThreadPool* pool);
 
 // Rounds every weight to the nearest value of its group's grid.

@@ -14,10 +14,10 @@ using Doubles = std::vector<double>;
 
 struct Problem {
   size_t out, in;
-  std::vector<float> weight;   // [out, in]
-  std::vector<float> inputs;   // [tokens, in]
+  std::vector<float> weight;  // [out, in]
+  std::vector<float> inputs;  // [tokens, in]
   size_t tokens;
-  Doubles hessian;             // mean of x x^T, [in, in]
+  Doubles hessian;  // mean of x x^T, [in, in]
 };
 
 // Correlated inputs with unequal channels: where GPTQ has something to win.
@@ -70,7 +70,8 @@ Doubles Inverse(Doubles a, size_t n) {
 Doubles Damped(const Problem& p, double damping) {
   Doubles h = p.hessian;
   double mean = 0;
-  for (size_t i = 0; i < p.in; ++i) mean += h[i * p.in + i] / static_cast<double>(p.in);
+  for (size_t i = 0; i < p.in; ++i)
+    mean += h[i * p.in + i] / static_cast<double>(p.in);
   for (size_t i = 0; i < p.in; ++i) h[i * p.in + i] += damping * mean;
   return h;
 }
@@ -168,8 +169,7 @@ TEST_P(GptqSolverTest, AgreesWithTheNaiveAlgorithm) {
   EXPECT_LE(different, expected.size() / 50);
   for (size_t i = 0; i < p.in; ++i) {
     const uint32_t k = factor->order[i];
-    EXPECT_EQ(q.group_of_input[k],
-              (c.static_groups ? k : i) / c.group_size);
+    EXPECT_EQ(q.group_of_input[k], (c.static_groups ? k : i) / c.group_size);
   }
 }
 
@@ -186,8 +186,8 @@ TEST_P(GptqSolverTest, BeatsRoundToNearest) {
     ASSERT_TRUE(factor.ok());
     const double gptq = OutputError(
         p, SolveGptq(p.weight, p.out, p.in, *factor, options, &pool));
-    const double nearest = OutputError(
-        p, RoundToNearest(p.weight, p.out, p.in, options, &pool));
+    const double nearest =
+        OutputError(p, RoundToNearest(p.weight, p.out, p.in, options, &pool));
     EXPECT_LT(gptq, 0.8 * nearest) << bits << " bits";
   }
 }
@@ -275,8 +275,8 @@ TEST(HessianAccumulatorTest, SumsOverChunksOfAnySize) {
     for (size_t j = 0; j < features; ++j) {
       double expected = 0;
       for (size_t t = 0; t < 700; ++t)
-        expected += double{inputs[t * features + i]} *
-                    inputs[t * features + j] / 700;
+        expected +=
+            double{inputs[t * features + i]} * inputs[t * features + j] / 700;
       EXPECT_NEAR(mean[i * features + j], expected, 1e-5);
     }
   }

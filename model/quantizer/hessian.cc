@@ -1,8 +1,8 @@
 #include "model/quantizer/hessian.h"
 
-#include <algorithm>
 #include <Eigen/Cholesky>
 #include <Eigen/Core>
+#include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -97,9 +97,9 @@ absl::StatusOr<HessianFactor> FactorHessian(std::vector<double> hessian,
       factor.upper.resize(features * features);
       for (size_t i = 0; i < features; ++i) {
         for (size_t j = i; j < features; ++j)
-          factor.upper[i * features + j] = static_cast<float>(
-              inverse(n - 1 - static_cast<Eigen::Index>(i),
-                      n - 1 - static_cast<Eigen::Index>(j)));
+          factor.upper[i * features + j] =
+              static_cast<float>(inverse(n - 1 - static_cast<Eigen::Index>(i),
+                                         n - 1 - static_cast<Eigen::Index>(j)));
       }
       return factor;
     }

@@ -21,8 +21,7 @@ size_t GroupSize(const QuantizeOptions& options, size_t in_features) {
 }
 
 // Rows of `linear` in Hugging Face's order, as float32.
-absl::StatusOr<std::vector<float>> ReadWeight(const Linear& linear,
-                                              bool rotary,
+absl::StatusOr<std::vector<float>> ReadWeight(const Linear& linear, bool rotary,
                                               const ModelConfig& config,
                                               const std::string& name) {
   const auto* dense = std::get_if<DenseMatrix>(&linear.matrix);

@@ -27,7 +27,8 @@ struct LayerLinear {
   const char* TensorNames::*module;
   Linear DecoderLayer::*linear;
   LinearInput input;
-  bool rotary;  // its outputs are rotated: rows may be interleaved in the source
+  bool
+      rotary;  // its outputs are rotated: rows may be interleaved in the source
 };
 const std::array<LayerLinear, kLayerLinears>& LayerLinears();
 

@@ -53,8 +53,8 @@ float SquaredError(std::span<const float> weights, const QuantizationGrid& grid,
 uint32_t QuantizationGrid::Code(float weight, uint32_t max_code) const {
   const float shifted = weight / scale + static_cast<float>(zero);
   if (!(shifted > 0)) return 0;  // NaN as well
-  return static_cast<uint32_t>(
-      std::min(shifted, static_cast<float>(max_code)) + 0.5f);
+  return static_cast<uint32_t>(std::min(shifted, static_cast<float>(max_code)) +
+                               0.5f);
 }
 
 QuantizationGrid FitGrid(std::span<const float> weights,

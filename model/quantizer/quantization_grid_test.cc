@@ -16,9 +16,9 @@ float HalfValue(uint16_t bits) {
   const int exponent = (bits >> 10) & 31;
   const int fraction = bits & 1023;
   const float magnitude =
-      exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                    : std::ldexp(static_cast<float>(1024 + fraction),
-                                 exponent - 25);
+      exponent == 0
+          ? std::ldexp(static_cast<float>(fraction), -24)
+          : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
@@ -51,8 +51,8 @@ double SquaredError(const std::vector<float>& weights,
     // The nearest of all values, tried one by one.
     double best = std::numeric_limits<double>::infinity();
     for (uint32_t code = 0; code < (1u << bits); ++code)
-      best = std::min(best, std::fabs(grid.scale * (double{code} - grid.zero) -
-                                      weight));
+      best = std::min(
+          best, std::fabs(grid.scale * (double{code} - grid.zero) - weight));
     sum += best * best;
   }
   return sum;
@@ -95,9 +95,8 @@ TEST_P(FitGridTest, TheErrorFitIsNeverWorseAndHelpsWithOutliers) {
   std::vector<float> weights(128);
   for (float& weight : weights) weight = 0.02f * normal(random);
   weights[17] = 0.2f;
-  const double full =
-      SquaredError(weights, FitGrid(weights, {.bits = bits, .mse = false}),
-                   bits);
+  const double full = SquaredError(
+      weights, FitGrid(weights, {.bits = bits, .mse = false}), bits);
   const double fitted = SquaredError(
       weights, FitGrid(weights, {.bits = bits, .mse = true}), bits);
   EXPECT_LE(fitted, full * (1 + 1e-6));
@@ -106,8 +105,8 @@ TEST_P(FitGridTest, TheErrorFitIsNeverWorseAndHelpsWithOutliers) {
 
 TEST_P(FitGridTest, ZerosStayZero) {
   for (const bool sym : {true, false}) {
-    const QuantizationGrid grid = FitGrid(std::vector<float>(16, 0.0f),
-                                          {.bits = GetParam(), .sym = sym});
+    const QuantizationGrid grid =
+        FitGrid(std::vector<float>(16, 0.0f), {.bits = GetParam(), .sym = sym});
     EXPECT_EQ(grid.Value(grid.Code(0, (1u << GetParam()) - 1)), 0.0f);
   }
 }

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <utility>
-
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "model/config/family.h"
@@ -77,9 +76,7 @@ class CalibrationPass {
  private:
   CalibrationPass(Session& source,
                   std::span<const std::vector<TokenId>> sequences)
-      : source_(source),
-        sequences_(sequences),
-        workspace_(&source.runtime()) {}
+      : source_(source), sequences_(sequences), workspace_(&source.runtime()) {}
 
   absl::Status Initialize(const ModelConfig* exported) {
     const ModelConfig& config = source_.config();
@@ -97,16 +94,15 @@ class CalibrationPass {
     size_t row = 0;
     for (const auto& sequence : sequences_) {
       for (const TokenId token : sequence)
-        DequantizeRow(source_.weights().embedding(),
-                      static_cast<size_t>(token), hidden_.row(row++));
+        DequantizeRow(source_.weights().embedding(), static_cast<size_t>(token),
+                      hidden_.row(row++));
     }
-    QUIRE_ASSIGN_OR_RETURN(
-        const KvLayout layout,
-        KvLayout::Create({.layers = 1,
-                          .kv_heads = config.kv_heads,
-                          .head_dim = config.head_dim,
-                          .dtype = KvDType::kF32},
-                         1));
+    QUIRE_ASSIGN_OR_RETURN(const KvLayout layout,
+                           KvLayout::Create({.layers = 1,
+                                             .kv_heads = config.kv_heads,
+                                             .head_dim = config.head_dim,
+                                             .dtype = KvDType::kF32},
+                                            1));
     Runtime& runtime = source_.runtime();
     QUIRE_ASSIGN_OR_RETURN(
         cache_, KvCache::Create(runtime.memory(), layout,
@@ -120,12 +116,12 @@ class CalibrationPass {
     const std::vector<float>& frequencies =
         source_.weights().inverse_frequencies();
     const auto max_tokens = static_cast<uint32_t>(longest);
-    QUIRE_ASSIGN_OR_RETURN(
-        original_, LayerRunner::Create(&runtime, &config, frequencies,
-                                       max_tokens, &source_.pool()));
-    QUIRE_ASSIGN_OR_RETURN(
-        exported_, LayerRunner::Create(&runtime, exported, frequencies,
-                                       max_tokens, &source_.pool()));
+    QUIRE_ASSIGN_OR_RETURN(original_,
+                           LayerRunner::Create(&runtime, &config, frequencies,
+                                               max_tokens, &source_.pool()));
+    QUIRE_ASSIGN_OR_RETURN(exported_,
+                           LayerRunner::Create(&runtime, exported, frequencies,
+                                               max_tokens, &source_.pool()));
     return absl::OkStatus();
   }
 
@@ -181,8 +177,8 @@ class PlainTensors {
         ExportVector(weights_.output_norm(), hidden_,
                      absl::StrCat(names_.output_norm, ".weight"), writer));
     if (const DenseMatrix* head = Head())
-      QUIRE_RETURN_IF_ERROR(ExportMatrix(
-          *head, absl::StrCat(names_.output, ".weight"), writer));
+      QUIRE_RETURN_IF_ERROR(
+          ExportMatrix(*head, absl::StrCat(names_.output, ".weight"), writer));
     return absl::OkStatus();
   }
 
@@ -197,9 +193,8 @@ class PlainTensors {
   // Null where it is the embedding.
   const DenseMatrix* Head() const {
     const auto* head = std::get_if<DenseMatrix>(&weights_.output().matrix);
-    return head != nullptr && head->data != weights_.embedding().data
-               ? head
-               : nullptr;
+    return head != nullptr && head->data != weights_.embedding().data ? head
+                                                                      : nullptr;
   }
 
   const ModelWeights& weights_;
@@ -296,10 +291,10 @@ absl::StatusOr<QuantizeReport> QuantizeModel(
   QUIRE_RETURN_IF_ERROR(writer->Finish());
   QUIRE_RETURN_IF_ERROR(WriteTokenizer(source.checkpoint(), tokenizer, out));
   // Last: a folder with a configuration is a whole checkpoint.
-  QUIRE_RETURN_IF_ERROR(WriteConfig(
-      source.checkpoint(), config,
-      weights.layers()[0].query.bias.data != nullptr, QuantizationJson(options),
-      out));
+  QUIRE_RETURN_IF_ERROR(
+      WriteConfig(source.checkpoint(), config,
+                  weights.layers()[0].query.bias.data != nullptr,
+                  QuantizationJson(options), out));
 
   QuantizeReport report;
   report.modules = config.layers * static_cast<uint32_t>(kLayerLinears);

@@ -1,8 +1,9 @@
 // The forward pass: tokens of several sequences in, logits out.
 //
 // One code path for prompts and for decoding: a batch is any number of tokens
-// of any number of sequences, whose keys and values go to a KvCache. Results for
-// a sequence are bit for bit the same whatever else is in the batch (ops.h).
+// of any number of sequences, whose keys and values go to a KvCache. Results
+// for a sequence are bit for bit the same whatever else is in the batch
+// (ops.h).
 
 #ifndef QUIRE_MODEL_DECODER_H_
 #define QUIRE_MODEL_DECODER_H_

@@ -3,8 +3,9 @@
 // Each Step runs one Forward over all running sequences: one token for those
 // that decode, a chunk of the prompt for those that have not read it all. A
 // waiting request is admitted when the KV cache has pages for its prompt; when
-// the cache runs out in mid-flight, the youngest sequence gives up its pages and
-// is computed again later (its tokens are kept, so its output does not change).
+// the cache runs out in mid-flight, the youngest sequence gives up its pages
+// and is computed again later (its tokens are kept, so its output does not
+// change).
 
 #ifndef QUIRE_MODEL_ENGINE_H_
 #define QUIRE_MODEL_ENGINE_H_
@@ -43,11 +44,11 @@ struct Completion {
 
 struct EngineStatistics {
   uint64_t steps = 0;
-  uint64_t prompt_tokens = 0;   // computed, recomputation included
+  uint64_t prompt_tokens = 0;  // computed, recomputation included
   uint64_t decoded_tokens = 0;
   uint64_t preemptions = 0;
-  double prompt_seconds = 0;    // of steps that computed prompt tokens
-  double decode_seconds = 0;    // of the others
+  double prompt_seconds = 0;  // of steps that computed prompt tokens
+  double decode_seconds = 0;  // of the others
 };
 
 // Not thread-safe.

@@ -25,9 +25,9 @@ namespace quire {
 enum class QuantizeMethod : uint8_t { kGptq, kRoundToNearest };
 
 struct QuantizeProgress {
-  uint32_t layer;   // layers done
+  uint32_t layer;  // layers done
   uint32_t layers;
-  double seconds;   // so far
+  double seconds;  // so far
 };
 
 struct QuantizeOptions {

@@ -43,7 +43,7 @@ struct SessionOptions {
   uint32_t max_sequences = 64;
   uint64_t max_model_len = 0;  // tokens of a sequence; 0: the model's own limit
   KvDType kv_dtype = KvDType::kF16;
-  uint32_t layers_per_row = 1;  // the KV layout's g; 0: all layers
+  uint32_t layers_per_row = 0;  // the KV layout's g; 0: all layers, least waste
 };
 
 // Not thread-safe.
