@@ -224,8 +224,8 @@ TEST_P(BatchTest, PreemptionChangesNothing) {
 INSTANTIATE_TEST_SUITE_P(KvDTypes, BatchTest,
                          testing::Values(KvDType::kF32, KvDType::kF16,
                                          KvDType::kBF16),
-                         [](const auto& info) {
-                           return std::string(KvDTypeName(info.param));
+                         [](const auto& test) {
+                           return std::string(KvDTypeName(test.param));
                          });
 
 }  // namespace

@@ -89,7 +89,7 @@ TEST_P(LayersTest, IncludesOnlyWhatStandsBelow) {
 INSTANTIATE_TEST_SUITE_P(AllFolders, LayersTest,
                          testing::Values("alloc", "paging", "loader", "model",
                                          "bench"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& test) { return test.param; });
 
 TEST(TopLevelTest, HoldsExactlyTheFixedEntries) {
   const std::set<std::string> expected = {"CMakeLists.txt",

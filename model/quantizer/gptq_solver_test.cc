@@ -221,9 +221,10 @@ TEST(FactorHessianTest, TheFactorIsThatOfTheInverse) {
       }
       for (size_t j = 0; j < i; ++j)
         EXPECT_EQ(factor->upper[i * p.in + j], 0.0f);
-      if (act_order && i > 0)
+      if (act_order && i > 0) {
         EXPECT_GE(h[factor->order[i - 1] * (p.in + 1)],
                   h[factor->order[i] * (p.in + 1)]);
+      }
     }
   }
 }
