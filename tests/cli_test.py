@@ -75,6 +75,9 @@ class ErrorTest(unittest.TestCase):
     def tearDown(self):
         self.scratch.cleanup()
 
+    def write_config(self):
+        (self.folder / "config.json").write_text('{"model_type": "llama"}')
+
     def check_fails(self, mention, *arguments):
         result = run(*arguments)
         self.assertEqual(result.returncode, 1, (arguments, result.stderr))
@@ -89,6 +92,7 @@ class ErrorTest(unittest.TestCase):
                          "--tokens", "1")
 
     def test_defects_are_in_the_json_and_on_one_line(self):
+        self.write_config()
         write_safetensors(self.folder / "model.safetensors",
                           {"a": {"dtype": "F32", "shape": [4],
                                  "data_offsets": [0, 16]}}, b"short")
@@ -99,6 +103,7 @@ class ErrorTest(unittest.TestCase):
         self.assertIn("model.safetensors", defects[0])
 
     def test_names_from_files_cannot_forge_lines(self):
+        self.write_config()
         write_safetensors(self.folder / "model.safetensors",
                           {"a\n\x1b[31mquire: all is well": {
                               "dtype": "F99", "shape": [1],
@@ -113,7 +118,9 @@ class ErrorTest(unittest.TestCase):
     def test_device_too_small_says_why(self):
         result = self.check_fails(["capacity"], "generate",
                                   golden_case("plain"), "--tokens", "1,2",
-                                  "--device-memory", "2MiB")
+                                  "--device-memory", "128KiB",
+                                  "--page-unit", "64KiB",
+                                  "--gpu-memory-utilization", "1")
         self.assertEqual(result.stdout, "")
 
     def test_output_that_cannot_be_written(self):

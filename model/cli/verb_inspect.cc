@@ -41,19 +41,26 @@ void DescribeFiles(const Checkpoint& checkpoint, json* report) {
   json files = json::array();
   for (const CheckpointFile& file : checkpoint.files())
     files.push_back({{"path", file.path}, {"bytes", file.size.value()}});
-  std::map<std::string, json> types;
-  uint64_t parameters = 0;
+  struct TypeTotals {
+    uint64_t tensors = 0;
+    uint64_t bytes = 0;
+  };
+  std::map<std::string, TypeTotals> totals;
+  uint64_t elements = 0;
   for (const TensorInfo& tensor : checkpoint.tensors()) {
-    json& type = types[DTypeName(tensor.dtype)];
-    type["tensors"] = type.value("tensors", uint64_t{0}) + 1;
-    type["bytes"] = type.value("bytes", uint64_t{0}) + tensor.size.value();
-    parameters += tensor.elements();
+    TypeTotals& total = totals[DTypeName(tensor.dtype)];
+    ++total.tensors;
+    total.bytes += tensor.size.value();
+    elements += tensor.elements();
   }
+  json types = json::object();
+  for (const auto& [name, total] : totals)
+    types[name] = {{"tensors", total.tensors}, {"bytes", total.bytes}};
   (*report)["format"] =
       checkpoint.format() == CheckpointFormat::kGguf ? "gguf" : "safetensors";
   (*report)["files"] = files;
   (*report)["tensors"] = checkpoint.tensors().size();
-  (*report)["elements"] = parameters;
+  (*report)["elements"] = elements;
   (*report)["bytes"] = checkpoint.total_size().value();
   (*report)["types"] = types;
   (*report)["warnings"] = checkpoint.warnings();

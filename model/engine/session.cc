@@ -29,6 +29,10 @@ absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
   HostDriverOptions host;
   const Bytes memory =
       options.device_memory.zero() ? MachineMemory() : options.device_memory;
+  // Smaller pages than a GPU has are for small models and tests.
+  host.granularity = std::min(host.granularity, options.page_size);
+  if (host.granularity.zero())
+    return absl::InvalidArgumentError("a page of 0 bytes");
   // A device has whole pages.
   host.memory_per_device = Bytes(memory.value() / host.granularity.value() *
                                  host.granularity.value());
