@@ -118,9 +118,8 @@ class ErrorTest(unittest.TestCase):
     def test_device_too_small_says_why(self):
         result = self.check_fails(["capacity"], "generate",
                                   golden_case("plain"), "--tokens", "1,2",
-                                  "--device-memory", "128KiB",
-                                  "--page-unit", "64KiB",
-                                  "--gpu-memory-utilization", "1")
+                                  "--device-memory", "16MiB",
+                                  "--max-num-batched-tokens", "65536")
         self.assertEqual(result.stdout, "")
 
     def test_output_that_cannot_be_written(self):
