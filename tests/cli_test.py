@@ -118,7 +118,8 @@ class ErrorTest(unittest.TestCase):
     def test_device_too_small_says_why(self):
         result = self.check_fails(["capacity"], "generate",
                                   golden_case("plain"), "--tokens", "1,2",
-                                  "--device-memory", "16MiB",
+                                  "--device-memory", "12MiB",
+                                  "--gpu-memory-utilization", "1",
                                   "--max-num-batched-tokens", "65536")
         self.assertEqual(result.stdout, "")
 
