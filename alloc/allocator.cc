@@ -123,8 +123,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
     if (block) return Publish(*block, request);
   }
   QUIRE_RETURN_IF_ERROR(CheckAgainstLimit(request));
-  // Asking the pool makes it take what cools here, and then there is only
-  // waiting: a stream that has enough of its own is better off with that.
+  // Waiting makes the pool take what cools here, and a stream that has enough
+  // of its own is better off with that.
   if (!HasRoom(pages)) {
     MutexLock lock(&mutex_);
     if (const auto block = TakePartOfOwnRange(pages.value(), request)) {

@@ -58,6 +58,7 @@ class DeviceAllocator::Impl : public PageReclaimer {
 
   // PageReclaimer
   PageCount Reclaim(PageCount wanted) override;
+  PageCount ReclaimCooling(PageCount wanted) override;
   PageCount Reclaimable() const override;
   std::string ReclaimerName() const override;
 
@@ -146,10 +147,7 @@ class DeviceAllocator::Impl : public PageReclaimer {
   // Whether waiting can free a slot of this class or a larger one: one cools on
   // a stream that the driver can still speak for.
   bool CanAwaitSlot(int least) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives memory that nobody holds to the pool while it cools, at least
-  // `wanted` pages of each stream: nobody knows which of them is done first.
-  uint64_t ReleaseCooling(uint64_t wanted)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Give memory that nobody holds to the pool while it cools.
   uint64_t ReleaseCoolingRanges(StreamFreeList* list, uint64_t wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ReleaseSharedRanges(uint64_t wanted)

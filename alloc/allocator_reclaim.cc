@@ -49,8 +49,23 @@ bool DeviceAllocator::Impl::CanAwaitSlot(int least) const {
 PageCount DeviceAllocator::Impl::Reclaim(PageCount wanted) {
   MutexLock lock(&mutex_);
   Poll();
-  uint64_t given = heap_.ReleaseFree(wanted.value());
-  if (given < wanted.value()) given += ReleaseCooling(wanted.value() - given);
+  const uint64_t given = heap_.ReleaseFree(wanted.value());
+  CheckAfterMutation();
+  return PageCount(given);
+}
+
+PageCount DeviceAllocator::Impl::ReclaimCooling(PageCount wanted) {
+  MutexLock lock(&mutex_);
+  uint64_t given = 0;
+  // So many of each stream, since nobody knows which of them is done first.
+  for (const auto& list : free_lists_) {
+    given += ReleaseCoolingRanges(list.get(), wanted.value());
+  }
+  given += ReleaseSharedRanges(wanted.value());
+  // A slab may be of several streams, so that the slowest holds it up.
+  if (given < wanted.value()) {
+    given += ReleaseCoolingSlabs(wanted.value() - given);
+  }
   CheckAfterMutation();
   return PageCount(given);
 }
@@ -62,16 +77,6 @@ PageCount DeviceAllocator::Impl::Reclaimable() const {
 
 std::string DeviceAllocator::Impl::ReclaimerName() const {
   return "freed allocations";
-}
-
-uint64_t DeviceAllocator::Impl::ReleaseCooling(uint64_t wanted) {
-  uint64_t given = 0;
-  for (const auto& list : free_lists_) {
-    given += ReleaseCoolingRanges(list.get(), wanted);
-  }
-  given += ReleaseSharedRanges(wanted);
-  if (given < wanted) given += ReleaseCoolingSlabs(wanted - given);
-  return given;
 }
 
 uint64_t DeviceAllocator::Impl::ReleaseCoolingRanges(StreamFreeList* list,

@@ -212,14 +212,17 @@ bool DeviceMemory::Impl::Relieve(uint64_t wanted, ReliefState* state) {
     return true;
   }
   // What reclaimers gave may be cooling: it comes before asking for more.
-  if (state->may_wait && WaitForCooling(state->freed_before)) {
-    state->asked_reclaimers = false;
-    return true;
+  if (state->may_wait) {
+    AskReclaimers(wanted, &PageReclaimer::ReclaimCooling);
+    if (WaitForCooling(state->freed_before)) {
+      state->asked_reclaimers = false;
+      return true;
+    }
   }
   return state->asked_reclaimers && AskReclaimers(wanted);
 }
 
-bool DeviceMemory::Impl::AskReclaimers(uint64_t wanted) {
+bool DeviceMemory::Impl::AskReclaimers(uint64_t wanted, Ask ask) {
   // Counted here and not by what reclaimers say, so that one that promises and
   // does not give cannot keep a commit going round.
   const auto decommitted = [this] {
@@ -229,7 +232,7 @@ bool DeviceMemory::Impl::AskReclaimers(uint64_t wanted) {
   const uint64_t before = decommitted();
   uint64_t given = 0;
   reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
-    reclaimer->Reclaim(PageCount(wanted - given));
+    (reclaimer->*ask)(PageCount(wanted - given));
     given = decommitted() - before;
     return given < wanted;
   });

@@ -88,7 +88,9 @@ class DeviceMemory::Impl {
   // Brings pages (and addresses) back when `wanted` pages are missing: asks the
   // reclaimers, then waits for what cools. False where nothing more can come.
   bool Relieve(uint64_t wanted, ReliefState* state) ABSL_LOCKS_EXCLUDED(mutex_);
-  bool AskReclaimers(uint64_t wanted) ABSL_LOCKS_EXCLUDED(mutex_);
+  using Ask = PageCount (PageReclaimer::*)(PageCount);
+  bool AskReclaimers(uint64_t wanted, Ask ask = &PageReclaimer::Reclaim)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns as soon as anything was freed since FreedSoFar was `freed_before`,
   // by this thread or another; false where nothing more can be.
   bool WaitForCooling(uint64_t freed_before) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -56,6 +56,12 @@ class PageReclaimer {
   // caller of Commit must not hold a lock that its own Reclaim takes. May call
   // back into DeviceMemory to decommit and release, never to commit.
   virtual PageCount Reclaim(PageCount wanted) = 0;
+  // The same with pages that nobody holds but a stream may still be using, each
+  // under its fence: for callers that have found nothing else and will wait.
+  // What it could re-use itself meanwhile is lost to it.
+  virtual PageCount ReclaimCooling(PageCount /*wanted*/) {
+    return PageCount(0);
+  }
   // How many Reclaim could give now. For verdicts and Trim. O(1). Same rules.
   virtual PageCount Reclaimable() const = 0;
   // Names the cache in verdicts: "parked KV ranges".
