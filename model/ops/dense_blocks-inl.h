@@ -15,9 +15,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "model/ops/float_bits.h"
 #include "model/ops/simd_float-inl.h"
+#include "quire/loader/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quire::HWY_NAMESPACE {
@@ -67,13 +69,24 @@ HWY_INLINE void DecodeNibbles(const uint8_t* bytes, const ValueOf& value_of,
   const DI di;
   const hn::Rebind<uint8_t, DF> d8;
   const size_t lanes = hn::Lanes(di);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  const DF d;
+  // Sixteen lanes hold the weights of all nibbles: one computation per block.
+  const VF table = value_of(hn::Iota(di, 0));
+  const auto weights_of = [&](VI nibbles) HWY_ATTR {
+    return hn::TableLookupLanes(table, hn::IndicesFromVec(d, nibbles));
+  };
+#else
+  const auto weights_of = [&](VI nibbles)
+                              HWY_ATTR { return value_of(nibbles); };
+#endif
   for (size_t i = 0; i < 16; i += lanes) {
     const VI byte = hn::PromoteTo(di, hn::LoadU(d8, bytes + i));
-    use(i, value_of(hn::And(byte, hn::Set(di, 15))));
+    use(i, weights_of(hn::And(byte, hn::Set(di, 15))));
   }
   for (size_t i = 0; i < 16; i += lanes) {
     const VI byte = hn::PromoteTo(di, hn::LoadU(d8, bytes + i));
-    use(16 + i, value_of(hn::ShiftRight<4>(byte)));
+    use(16 + i, weights_of(hn::ShiftRight<4>(byte)));
   }
 }
 
@@ -163,6 +176,28 @@ struct Q6_KDecoder {
     }
   }
 };
+
+// Decodes `columns` weights; reads nothing past them.
+template <class Decoder>
+void DequantizeElements(const uint8_t* row, size_t columns, float* output) {
+  const DF d;
+  size_t i = 0;
+  for (; i + Decoder::kElements <= columns; i += Decoder::kElements) {
+    Decoder::Decode(row, [&](size_t j, VF weights) HWY_ATTR {
+      hn::StoreU(weights, d, output + i + j);
+    });
+    row += Decoder::kBytes;
+  }
+  if (i == columns) return;
+  alignas(4) uint8_t padded[Decoder::kBytes] = {};
+  HWY_ALIGN float decoded[Decoder::kElements];
+  // Only the plain dtypes come here: their elements are all of one size.
+  std::memcpy(padded, row,
+              (columns - i) * (Decoder::kBytes / Decoder::kElements));
+  Decoder::Decode(padded, [&](size_t j, VF weights)
+                              HWY_ATTR { hn::Store(weights, d, decoded + j); });
+  std::memcpy(output + i, decoded, (columns - i) * sizeof(float));
+}
 
 // Calls visit.template operator()<Decoder>() for the decoder of `dtype`.
 // REQUIRES: dtype is one of DenseMatrix's.

@@ -4,6 +4,9 @@
 // row as float32, one vector accumulator, one fused multiply-add per vector of
 // consecutive inputs in ascending order, and one sum over the lanes. Blocks of
 // rows and tokens only decide which elements are worked on side by side.
+//
+// With few tokens rows are decoded in registers, several rows at once so that
+// memory is read as several streams. With many, see dense_panel-inl.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,35 +25,18 @@
 #include <hwy/highway.h>
 
 #include "model/ops/dense_blocks-inl.h"
+#include "model/ops/dense_panel-inl.h"
 #include "model/ops/simd_float-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quire::HWY_NAMESPACE {
 namespace {
 
-// Accumulators that fit in the registers beside what they are made from.
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+// Tokens from which decoding to memory pays.
+constexpr size_t kManyTokens = 8;
 constexpr int kRowsForOneToken = 8;
-constexpr int kRowsForTokens = 4;
-constexpr int kTokens = 4;
-#else
-constexpr int kRowsForOneToken = 8;
-constexpr int kRowsForTokens = 2;
-constexpr int kTokens = 4;
-#endif
-
-struct Input {
-  const float* values;
-  size_t stride;  // elements from token to token
-};
-
-// Rows of a weight; `columns` need not be a multiple of the block for the plain
-// dtypes.
-struct Rows {
-  const uint8_t* data;
-  size_t row_bytes;
-  size_t columns;
-};
+constexpr int kRowsForTokens = kPanelStepRows;
+constexpr int kTokens = kPanelStepTokens;
 
 // output[t * output_stride + r] for kR rows and kT tokens.
 // REQUIRES: input is padded with zeros to a multiple of the block.
@@ -117,6 +103,11 @@ void MatMulRows(const DenseMatrix& weight, Input input, size_t tokens,
   rows.data = static_cast<const uint8_t*>(weight.data) + begin * rows.row_bytes;
   const size_t count = end - begin;
   output += begin;
+  if (tokens >= kManyTokens) {
+    MatMulPanels<Decoder>(rows, count, input, tokens, output,
+                          weight.out_features);
+    return;
+  }
   size_t t = 0;
   for (; t + kTokens <= tokens; t += kTokens) {
     DotAllRows<Decoder, kRowsForTokens, kTokens>(rows, count, input, output,
@@ -134,36 +125,16 @@ void MatMulRows(const DenseMatrix& weight, Input input, size_t tokens,
 
 void MatMulDense(const DenseMatrix& weight, Input input, size_t tokens,
                  float* output, ThreadPool* pool) {
-  // Enough ranges to even out the threads' speeds; whole row blocks.
+  // Enough ranges to even out the threads' speeds; whole panels.
   const size_t per_thread = weight.out_features / (8 * pool->threads()) + 1;
-  const size_t grain = std::clamp<size_t>(per_thread / 8 * 8, 8, 64);
+  const size_t grain = std::clamp(per_thread / kPanelRows * kPanelRows,
+                                  kPanelRows, 4 * kPanelRows);
   pool->ParallelFor(
       weight.out_features, grain, [&](size_t begin, size_t end) HWY_ATTR {
         WithDecoder(weight.dtype, [&]<class Decoder>() HWY_ATTR {
           MatMulRows<Decoder>(weight, input, tokens, begin, end, output);
         });
       });
-}
-
-template <class Decoder>
-void DequantizeElements(const uint8_t* row, size_t columns, float* output) {
-  const DF d;
-  size_t i = 0;
-  for (; i + Decoder::kElements <= columns; i += Decoder::kElements) {
-    Decoder::Decode(row, [&](size_t j, VF weights) HWY_ATTR {
-      hn::StoreU(weights, d, output + i + j);
-    });
-    row += Decoder::kBytes;
-  }
-  if (i == columns) return;
-  alignas(4) uint8_t padded[Decoder::kBytes] = {};
-  HWY_ALIGN float decoded[Decoder::kElements];
-  // Only the plain dtypes come here: their elements are all of one size.
-  std::memcpy(padded, row,
-              (columns - i) * (Decoder::kBytes / Decoder::kElements));
-  Decoder::Decode(padded, [&](size_t j, VF weights)
-                              HWY_ATTR { hn::Store(weights, d, decoded + j); });
-  std::memcpy(output + i, decoded, (columns - i) * sizeof(float));
 }
 
 void Dequantize(const uint8_t* row, DType dtype, size_t columns,

@@ -63,11 +63,45 @@ struct PreparedInput {
   size_t segment_stride;
 };
 
+// Asks for the words of the next segment while this one is worked on.
+//
+// The kernel's own order, a few lines of one row and then of the next, is one
+// that hardware does not foresee. Here the rows of the range are asked for one
+// after the other, in the order of memory.
+class Prefetcher {
+ public:
+  // Rows of `columns` words from `words` on, `stride` apart.
+  Prefetcher(const uint32_t* words, size_t columns, size_t stride)
+      : next_(words), row_(words), columns_(columns), stride_(stride) {}
+
+  // The next kLines cache lines.
+  template <int kLines>
+  HWY_INLINE void Advance() {
+    for (int i = 0; i < kLines; ++i)
+      __builtin_prefetch(next_ + i * kLineWords, 0, kSecondLevel);
+    next_ += kLines * kLineWords;
+    if (next_ >= row_ + columns_) {
+      row_ += stride_;
+      next_ = row_;
+    }
+  }
+
+ private:
+  static constexpr size_t kLineWords = 16;
+  static constexpr int kSecondLevel = 2;
+
+  const uint32_t* next_;
+  const uint32_t* row_;
+  size_t columns_;
+  size_t stride_;
+};
+
 // What the columns of a tile need in one segment.
 struct TileWork {
   const uint32_t* words;  // word 0 of the segment's first unit, column 0
   size_t word_stride;     // from a word to the next of the same column
   size_t units;
+  Prefetcher* prefetcher;
   const uint32_t* digits;  // of the first token
   size_t digit_stride;
   const SegmentInput* inputs;  // of the first token
@@ -113,6 +147,7 @@ HWY_NOINLINE void AddSegment(const TileWork& work, size_t token,
   DotSums sums[kT][kV][kDigits];
 
   const uint32_t* words = work.words + column;
+  Prefetcher prefetcher = *work.prefetcher;
   const uint32_t* digits = work.digits + token * work.digit_stride;
   for (size_t unit = 0; unit < work.units; ++unit) {
     for (size_t step = 0; step < kBits / Unpack::kStepWords; ++step) {
@@ -121,6 +156,7 @@ HWY_NOINLINE void AddSegment(const TileWork& work, size_t token,
         for (int v = 0; v < kV; ++v)
           step_words[v][w] = hn::LoadU(du, words + v * lanes);
         words += work.word_stride;
+        if (token == 0) prefetcher.Advance<kV>();
       }
       AddDots<Unpack, kT, kV>(std::make_index_sequence<Unpack::kStepDots>(),
                               step_words, digits + step * Unpack::kStepDots,
@@ -128,6 +164,8 @@ HWY_NOINLINE void AddSegment(const TileWork& work, size_t token,
     }
     digits += kUnitWords;
   }
+
+  *work.prefetcher = prefetcher;
 
   const hn::Rebind<uint8_t, DF> d8;
   for (int v = 0; v < kV; ++v) {
@@ -272,10 +310,13 @@ void MatMulColumns(const GptqMatrix& weight,
     const size_t first_word = segment.first_unit * kBits;
     const size_t words =
         std::min(segment.units * kBits, total_words - first_word);
+    Prefetcher prefetcher(weight.qweight + (first_word + words) * n + begin,
+                          end - begin, n);
     for (size_t column = begin; column < end; column += kTileColumns) {
       TileWork work;
       work.words = weight.qweight + first_word * n + column;
       work.word_stride = n;
+      work.prefetcher = &prefetcher;
       work.units = segment.units;
       work.digits = input.digits.data() + segment.input_unit * kUnitWords;
       work.digit_stride = input.digit_stride;
