@@ -298,6 +298,14 @@ TEST_F(CheckpointTest, RefusesIndexesOfTheWrongForm) {
   }
 }
 
+TEST_F(CheckpointTest, TheNumberOfShardsIsLimited) {
+  std::map<std::string, std::string> weight_map;
+  for (int i = 0; i <= 10'000; ++i)
+    weight_map[std::to_string(i)] = std::to_string(i) + ".safetensors";
+  folder_.Write("model.safetensors.index.json", Index(weight_map));
+  EXPECT_THAT(Error(), HasSubstr("more than 10000 different shards"));
+}
+
 TEST_F(CheckpointTest, WhatAnIndexSaysBesidesTheMapIsSkipped) {
   folder_.Write("one.safetensors", Shard({"a"}));
   folder_.Write("model.safetensors.index.json",

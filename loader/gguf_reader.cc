@@ -33,6 +33,10 @@ constexpr uint64_t kDefaultAlignment = 32;
 // What one entry costs beyond the text of its name: nodes, small buffers.
 constexpr uint64_t kPairMemory = 160;
 constexpr uint64_t kStringMemory = 48;
+constexpr uint64_t kArrayMemory = 64;
+// An element counts twice: nlohmann's destructor moves all of them to a second
+// array.
+constexpr uint64_t kElementMemory = 2 * sizeof(json);
 constexpr uint64_t kTensorMemory = sizeof(TensorInfo) + 64;
 
 // ---- Metadata ---------------------------------------------------------------
@@ -126,7 +130,8 @@ absl::StatusOr<json> ReadArray(GgufCursor& cursor, int depth) {
                                      cursor.remaining(),
                                      " bytes that follow: the file is "
                                      "truncated"));
-  const auto memory = CheckedMultiply(count, sizeof(json));
+  const auto memory = CheckedMultiply(count, kElementMemory);
+  QUIRE_RETURN_IF_ERROR(cursor.Charge(kArrayMemory));
   QUIRE_RETURN_IF_ERROR(cursor.Charge(memory.value_or(UINT64_MAX)));
   json::array_t values;
   values.reserve(count);

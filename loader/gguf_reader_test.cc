@@ -287,6 +287,14 @@ TEST(GgufReaderTest, MemoryIsBoundedWhateverTheFileClaims) {
   EXPECT_THAT(
       ReadGguf(SparseFile(array, "x", GiB(1024))).status().message(),
       HasSubstr("key \"k\": the header describes more than can be kept"));
+  // An array of empty arrays takes the file twelve bytes for each.
+  const std::string arrays =
+      GgufBuilder()
+          .Pair("k", 9,
+                LittleEndian<uint32_t>(9) + LittleEndian<uint64_t>(4'000'000))
+          .Build();
+  EXPECT_THAT(ReadGguf(SparseFile(arrays, "x", GiB(1024))).status().message(),
+              HasSubstr("more than can be kept"));
   const std::string text =
       GgufBuilder().Pair("k", 8, LittleEndian<uint64_t>(1ull << 36)).Build();
   EXPECT_THAT(ReadGguf(SparseFile(text, "x", GiB(1024))).status().message(),

@@ -14,6 +14,7 @@ namespace quire {
 namespace {
 
 constexpr size_t kMaxFileName = 255;  // NAME_MAX
+constexpr size_t kMaxShards = 10'000;
 
 // Why `name` must not be used as the name of a shard; nullptr where it may.
 const char* ProblemWithShardName(std::string_view name) {
@@ -53,6 +54,9 @@ class ShardIndexHandler : public JsonHandler {
       return FailMapping(absl::StrCat(Quoted(shard), " is ", problem));
     const auto [known, is_new] = shard_numbers_.try_emplace(
         shard, static_cast<uint32_t>(shard_numbers_.size()));
+    if (is_new && shard_numbers_.size() > kMaxShards)
+      return Fail(absl::StrCat("weight_map: more than ", kMaxShards,
+                               " different shards"));
     out_.mappings_.back().shard = known->second;
     return true;
   }
