@@ -70,4 +70,14 @@ std::optional<Bytes> BytesOf(DType dtype, uint64_t elements) {
   return Bytes(*bits / 8);
 }
 
+std::optional<Bytes> BytesOf(DType dtype, std::span<const uint64_t> shape) {
+  uint64_t elements = 1;
+  for (const uint64_t dimension : shape) {
+    const auto product = CheckedMultiply(elements, dimension);
+    if (!product) return std::nullopt;
+    elements = *product;
+  }
+  return BytesOf(dtype, elements);
+}
+
 }  // namespace quire

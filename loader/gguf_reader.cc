@@ -247,10 +247,7 @@ absl::StatusOr<TensorInfo> ReadTensorInfo(GgufCursor& cursor) {
     return cursor.Error(absl::StrCat(
         "a row of ", row, " elements is no whole number of ",
         DTypeName(tensor.dtype), " blocks of ", BlockElements(tensor.dtype)));
-  std::optional<uint64_t> elements = 1;
-  for (const uint64_t dimension : tensor.shape)
-    elements = elements ? CheckedMultiply(*elements, dimension) : std::nullopt;
-  const auto size = elements ? BytesOf(tensor.dtype, *elements) : std::nullopt;
+  const auto size = BytesOf(tensor.dtype, tensor.shape);
   if (!size)
     return cursor.Error(absl::StrCat("[", absl::StrJoin(tensor.shape, ", "),
                                      "] has more bytes than 64 bits can "

@@ -132,11 +132,20 @@ class ModuleChecker {
     if (!stored_bits || *stored_bits % bits != 0)
       return Error(qweight, absl::StrCat(qweight.shape[0],
                                          " rows are no whole number of codes "
-                                         "of ",
-                                         bits, " bits, which is what ",
-                                         config_.where(), " says"));
+                                         "with bits = ",
+                                         bits, " (", config_.where(), ")"));
     module_.in_features = *stored_bits / bits;
     return absl::OkStatus();
+  }
+
+  // "64 inputs (the length of g_idx)".
+  std::string Inputs() const {
+    return absl::StrCat(module_.in_features, " inputs (",
+                        module_.g_idx != nullptr
+                            ? std::string("the length of g_idx")
+                            : absl::StrCat("what qweight holds at ",
+                                           module_.settings.bits, " bits"),
+                        ")");
   }
 
   absl::Status CheckQweight() const {
@@ -153,10 +162,9 @@ class ModuleChecker {
           hint = absl::StrCat("; it would fit ", bits, " bits");
     }
     return Error(qweight,
-                 absl::StrCat(module_.in_features, " inputs (the length of ",
-                              "g_idx) at ", module_.settings.bits, " bits (",
-                              config_.where(), ") need ", needed.value_or(0),
-                              " rows", hint));
+                 absl::StrCat(Inputs(), " with bits = ", module_.settings.bits,
+                              " (", config_.where(), ") need ",
+                              needed.value_or(0), " rows", hint));
   }
 
   absl::Status CheckGroups() {
@@ -166,20 +174,19 @@ class ModuleChecker {
     if (group_size == 0) group_size = InferGroupSize();
     const uint64_t needed = GroupsFor(module_.in_features, group_size);
     if (module_.groups != needed)
-      return Error(
-          scales,
-          absl::StrCat(module_.in_features, " inputs in groups of ", group_size,
-                       " (", config_.where(), ") need ", needed, " rows"));
+      return Error(scales, absl::StrCat(Inputs(), " with group_size = ",
+                                        group_size, " (", config_.where(),
+                                        ") need ", needed, " rows"));
     const TensorInfo& qzeros = *module_.qzeros;
     if (qzeros.shape[0] != module_.groups)
       return Error(qzeros,
                    absl::StrCat("the scales have ", module_.groups, " rows"));
     const auto columns = WordsFor(module_.out_features, module_.settings.bits);
     if (columns != qzeros.shape[1])
-      return Error(qzeros, absl::StrCat(module_.out_features, " outputs at ",
-                                        module_.settings.bits, " bits (",
-                                        config_.where(), ") need ",
-                                        columns.value_or(0), " columns"));
+      return Error(qzeros,
+                   absl::StrCat(module_.out_features, " outputs with bits = ",
+                                module_.settings.bits, " (", config_.where(),
+                                ") need ", columns.value_or(0), " columns"));
     return absl::OkStatus();
   }
 

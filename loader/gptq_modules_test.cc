@@ -170,7 +170,7 @@ TEST_F(GptqModulesTest, WithoutGIdxTheRowsTellTheInputs) {
   EXPECT_EQ(module.in_features, 64u);
   EXPECT_EQ(module.g_idx, nullptr);
   tensors["m.qweight"].shape = {7, 24};
-  ExpectRefused(tensors, "m.qweight", "no whole number of codes of 3 bits",
+  ExpectRefused(tensors, "m.qweight", "no whole number of codes with bits = 3",
                 R"({"bits":3,"group_size":32})");
 }
 
@@ -228,9 +228,11 @@ TEST_F(GptqModulesTest, WrongShapesAndTypesAreNamed) {
       {"m.qweight", {"I32", {0, 24}, ""}, "none of them zero"},
       {"m.qweight", {"U8", {64, 24}, ""}, "packed codes are I32"},
       {"m.qzeros", {"I32", {1, 3}, ""}, "the scales have 2 rows"},
-      {"m.qzeros", {"I32", {2, 4}, ""}, "24 outputs at 4 bits"},
+      {"m.qzeros", {"I32", {2, 4}, ""}, "24 outputs with bits = 4"},
       {"m.qzeros", {"F16", {2, 3}, ""}, "packed codes are I32"},
-      {"m.scales", {"F16", {3, 24}, ""}, "64 inputs in groups of 32"},
+      {"m.scales",
+       {"F16", {3, 24}, ""},
+       "64 inputs (the length of g_idx) with group_size = 32"},
       {"m.scales", {"F16", {24}, ""}, "two dimensions"},
       {"m.scales", {"I32", {2, 24}, ""}, "scales are F16, BF16 or F32"},
       {"m.g_idx", {"I64", {64}, ""}, "g_idx is I32"},
@@ -251,9 +253,13 @@ TEST_F(GptqModulesTest, WrongShapesAndTypesAreNamed) {
 TEST_F(GptqModulesTest, AConfigurationThatDisagreesWithTheShapesIsNamed) {
   ExpectRefused(Good(), "m.qweight", "quantize_config.json",
                 R"({"bits":8,"group_size":32})");
-  ExpectRefused(Good(), "m.scales", "groups of 64",
+  ExpectRefused(Good(), "m.scales", "group_size = 64",
                 R"({"bits":4,"group_size":64})");
-  ExpectRefused(Good(), "m.scales", "groups of -1",
+  Tensors without_index = Good();
+  without_index.erase("m.g_idx");
+  ExpectRefused(without_index, "m.scales", "holds at 8 bits",
+                R"({"bits":8,"group_size":32})");
+  ExpectRefused(Good(), "m.scales", "group_size = -1",
                 R"({"bits":4,"group_size":-1})");
 }
 

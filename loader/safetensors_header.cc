@@ -25,18 +25,6 @@ absl::Status FileError(const RandomAccessFile& file, std::string_view message) {
       absl::StrCat(file.display_name(), ": ", std::string(message)));
 }
 
-// Multiplies in the order of the shape and fails on the first overflow, even
-// where a later zero would make the product small: the reference does the same.
-std::optional<Bytes> SizeOf(DType dtype, std::span<const uint64_t> shape) {
-  uint64_t elements = 1;
-  for (const uint64_t dimension : shape) {
-    const auto product = CheckedMultiply(elements, dimension);
-    if (!product) return std::nullopt;
-    elements = *product;
-  }
-  return BytesOf(dtype, elements);
-}
-
 // The length of the JSON, checked against the file before anything is made of
 // that size.
 absl::StatusOr<uint64_t> ReadHeaderLength(const RandomAccessFile& file) {
@@ -105,7 +93,7 @@ absl::Status CheckLayout(const RandomAccessFile& file, uint64_t data_begin,
                                       " leave a hole: the data before ends at ",
                                       previous_end));
     previous_end = entry.end;
-    const auto size = SizeOf(entry.dtype, shape);
+    const auto size = BytesOf(entry.dtype, shape);
     if (!size)
       return fail(entry, absl::StrCat(what(),
                                       " has more bytes than 64 bits can count, "

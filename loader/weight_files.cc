@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "loader/random_access_file.h"
@@ -142,30 +143,50 @@ absl::StatusOr<bool> UseIndex(const std::string& folder,
   return true;
 }
 
-// Names like model-00002-of-00003.safetensors promise their siblings, which can
-// be checked without an index.
+// One of several files by its name: model-00002-of-00003.safetensors.
+struct ShardName {
+  std::string prefix;  // "model-"
+  std::string suffix;  // "-of-00003.safetensors"
+  int number = 0;
+  int count = 0;
+
+  std::string Sibling(int other) const {
+    return absl::StrCat(prefix, absl::Dec(other, absl::kZeroPad5), suffix);
+  }
+};
+
+std::optional<ShardName> ParseShardName(const std::string& name) {
+  constexpr std::string_view kOf = "-of-";
+  constexpr size_t kDigits = 5;
+  const size_t of = name.rfind(kOf);
+  if (of == std::string::npos || of < kDigits) return std::nullopt;
+  const std::string number = name.substr(of - kDigits, kDigits);
+  const std::string count = name.substr(of + kOf.size(), kDigits);
+  ShardName result = {name.substr(0, of - kDigits), name.substr(of), 0, 0};
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  for (const std::string& text : {number, count})
+    if (text.size() != kDigits ||
+        !std::all_of(text.begin(), text.end(), is_digit))
+      return std::nullopt;
+  if (!absl::SimpleAtoi(number, &result.number) ||
+      !absl::SimpleAtoi(count, &result.count))
+    return std::nullopt;
+  return result;
+}
+
+// Such names promise their siblings, which can be checked without an index.
 absl::Status CheckSiblings(const std::string& folder,
                            const std::vector<std::string>& names) {
   for (const std::string& name : names) {
-    const size_t of = name.rfind("-of-");
-    if (of == std::string::npos || of < 6) continue;
-    const std::string_view number = std::string_view(name).substr(of - 5, 5);
-    const std::string_view total = std::string_view(name).substr(of + 4, 5);
-    const auto is_number = [](std::string_view text) {
-      return text.size() == 5 &&
-             std::all_of(text.begin(), text.end(),
-                         [](char c) { return c >= '0' && c <= '9'; });
-    };
-    if (!is_number(number) || !is_number(total)) continue;
-    const int count = std::stoi(std::string(total));
-    for (int i = 1; i <= count; ++i) {
-      std::string sibling = name;
-      const std::string digits = std::to_string(100000 + i).substr(1);
-      sibling.replace(of - 5, 5, digits);
-      if (!std::binary_search(names.begin(), names.end(), sibling))
-        return absl::NotFoundError(
-            absl::StrCat(Printable(folder), ": ", Printable(name),
-                         " is there but ", Printable(sibling), " is absent"));
+    const auto shard = ParseShardName(name);
+    if (!shard) continue;
+    // The first one answers for all; the others only ask for the first.
+    const int last = shard->number == 1 ? shard->count : 1;
+    for (int i = 1; i <= last; ++i) {
+      if (!std::binary_search(names.begin(), names.end(), shard->Sibling(i)))
+        return absl::NotFoundError(absl::StrCat(
+            Printable(folder), ": ", Printable(name), " is there but ",
+            Printable(shard->Sibling(i)), " is absent"));
     }
   }
   return absl::OkStatus();

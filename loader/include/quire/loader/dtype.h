@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -14,12 +15,33 @@ namespace quire {
 
 // The plain types are those of safetensors; the blocks are those of GGUF.
 enum class DType : uint8_t {
-  kBool, kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64,
-  kF16, kBF16, kF32, kF64, kC64,
-  kF8E5M2, kF8E4M3, kF8E8M0, kF8E4M3FNUZ, kF8E5M2FNUZ,
-  kF4, kF6E2M3, kF6E3M2,
+  kBool,
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kU64,
+  kI64,
+  kF16,
+  kBF16,
+  kF32,
+  kF64,
+  kC64,
+  kF8E5M2,
+  kF8E4M3,
+  kF8E8M0,
+  kF8E4M3FNUZ,
+  kF8E5M2FNUZ,
+  kF4,
+  kF6E2M3,
+  kF6E3M2,
   // GGUF blocks of 32 (Q4_0 to Q8_0) and 256 (Q6_K) elements along a row.
-  kQ4_0, kQ4_1, kQ8_0, kQ6_K,
+  kQ4_0,
+  kQ4_1,
+  kQ8_0,
+  kQ6_K,
 };
 
 // safetensors' spelling for the plain types, GGUF's for the blocks.
@@ -34,6 +56,10 @@ uint64_t BlockBits(DType dtype);
 // Bytes of `elements` elements in one run; nullopt where they are no whole
 // number of blocks or bytes, or do not fit.
 std::optional<Bytes> BytesOf(DType dtype, uint64_t elements);
+// The same for a tensor. Multiplies in the order of the shape and fails on the
+// first product that does not fit, even where a later zero would make it small,
+// as safetensors' own reader does.
+std::optional<Bytes> BytesOf(DType dtype, std::span<const uint64_t> shape);
 
 }  // namespace quire
 
