@@ -211,10 +211,10 @@ class AllocatorModelTest : public AllocatorFixture,
 };
 
 TEST_P(AllocatorModelTest, AgreesWithAMapOfIntervals) {
-  for (int step = 0; step < 3000; ++step) {
+  for (int step = 0; step < 2000; ++step) {
     SCOPED_TRACE(step);
     // Between nearly empty and full.
-    const bool growing = step / 300 % 2 == 0;
+    const bool growing = step / 250 % 2 == 0;
     if (random_() % 8 < (growing ? 5 : 3)) {
       ASSERT_NO_FATAL_FAILURE(AllocateSome());
     } else {
