@@ -2,7 +2,6 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <cstring>
@@ -59,23 +58,18 @@ std::span<const std::byte> AsBytes(std::string_view text) {
 
 class SafetensorsWriterTest : public ::testing::Test {
  protected:
-  SafetensorsWriterTest() {
-    std::string pattern = ::testing::TempDir() + "writer_XXXXXX";
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~SafetensorsWriterTest() override { std::filesystem::remove_all(folder_); }
-
   std::string Path(const std::string& name = "model.safetensors") const {
-    return folder_ + "/" + name;
+    return folder_.File(name);
   }
   std::vector<std::string> FilesInFolder() const {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder_))
+    for (const auto& entry :
+         std::filesystem::directory_iterator(folder_.path()))
       names.push_back(entry.path().filename());
     return names;
   }
 
-  std::string folder_;
+  TemporaryFolder folder_;
 };
 
 TEST_F(SafetensorsWriterTest, WritesTensorsInAnyOrderAndInParts) {

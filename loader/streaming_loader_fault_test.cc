@@ -151,7 +151,9 @@ class StreamingFaultTest : public ::testing::Test {
     };
     return Load(&driver).status();
   }
-  std::string SecondShard() const { return folder_ / "model-2.safetensors"; }
+  std::string SecondShard() const {
+    return folder_.File("model-2.safetensors");
+  }
 
   std::vector<KnownTensor> shards_[2];
   std::vector<KnownTensor> tensors_;
@@ -299,8 +301,8 @@ TEST_F(StreamingFaultTest, FindsAFileThatWasWrittenTo) {
 
 TEST_F(StreamingFaultTest, FindsAFileThatWasReplaced) {
   const absl::Status status = LoadDisturbed(20, [&] {
-    std::filesystem::copy_file(SecondShard(), folder_ / "new");
-    std::filesystem::rename(folder_ / "new", SecondShard());
+    std::filesystem::copy_file(SecondShard(), folder_.File("new"));
+    std::filesystem::rename(folder_.File("new"), SecondShard());
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()),

@@ -2,8 +2,6 @@
 
 #include "quire/loader/streaming_loader.h"
 
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -93,7 +91,7 @@ TEST_F(StreamingLoaderTest, CarriesTensorsLargerThanTheWholeRing) {
       {"head", PseudoRandomBytes(3, 1)},
       {"embedding", PseudoRandomBytes((5 << 20) + 123, 2)},
       {"tail", PseudoRandomBytes(1 << 20, 3)}};
-  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  WriteNaiveCheckpoint(folder_, tensors);
   const auto checkpoint = OpenCheckpoint();
   LoadTarget target(MiB(8));
   const auto placements = target.PlaceAll(*checkpoint);
@@ -109,7 +107,7 @@ TEST_F(StreamingLoaderTest, ReadsOneChunkForTensorsThatLieSideBySide) {
   std::vector<KnownTensor> tensors;
   for (uint32_t i = 0; i < 100; ++i)
     tensors.push_back({absl::StrCat("t", i), PseudoRandomBytes(i, i)});
-  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  WriteNaiveCheckpoint(folder_, tensors);
   const auto checkpoint = OpenCheckpoint();
   LoadTarget target(KiB(64));
   const auto placements = target.PlaceAll(*checkpoint);
@@ -124,7 +122,7 @@ TEST_F(StreamingLoaderTest, ReadsOneChunkForTensorsThatLieSideBySide) {
 
 TEST_F(StreamingLoaderTest, LeavesOutWhatIsNotPlaced) {
   const auto tensors = MixedTensors("t", 500);
-  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  WriteNaiveCheckpoint(folder_, tensors);
   const auto checkpoint = OpenCheckpoint();
   for (size_t keep = 1; keep < 5; ++keep) {
     LoadTarget target(KiB(64));
@@ -149,7 +147,7 @@ TEST_F(StreamingLoaderTest, LeavesOutWhatIsNotPlaced) {
 TEST_F(StreamingLoaderTest, PlacesOneTensorTwice) {
   const std::vector<KnownTensor> tensors = {{"tied", PseudoRandomBytes(900, 4)},
                                             {"next", PseudoRandomBytes(9, 5)}};
-  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  WriteNaiveCheckpoint(folder_, tensors);
   const auto checkpoint = OpenCheckpoint();
   LoadTarget target(KiB(64));
   auto placements = target.PlaceAll(*checkpoint);
@@ -169,7 +167,7 @@ TEST_F(StreamingLoaderTest, PlacesOneTensorTwice) {
 }
 
 TEST_F(StreamingLoaderTest, TakesNothingWhereThereIsNothingToLoad) {
-  WriteNaiveSafetensors(folder_ / "model.safetensors", {{"empty", ""}});
+  WriteNaiveCheckpoint(folder_, {{"empty", ""}});
   const auto checkpoint = OpenCheckpoint();
   LoadTarget target(KiB(64));
   const uint64_t before = target.driver()->GetCallStatistics().total_count();
@@ -195,7 +193,7 @@ TEST_F(StreamingLoaderTest, TakesNothingWhereThereIsNothingToLoad) {
 }
 
 TEST_F(StreamingLoaderTest, RefusesRingsOutsideTheBound) {
-  WriteNaiveSafetensors(folder_ / "model.safetensors", {{"t", "abc"}});
+  WriteNaiveCheckpoint(folder_, {{"t", "abc"}});
   const auto checkpoint = OpenCheckpoint();
   LoadTarget target(KiB(64));
   const auto placements = target.PlaceAll(*checkpoint);
@@ -211,7 +209,7 @@ TEST_F(StreamingLoaderTest, RefusesRingsOutsideTheBound) {
 }
 
 TEST_F(StreamingLoaderTest, RefusesPlacementsThatGoNowhere) {
-  WriteNaiveSafetensors(folder_ / "model.safetensors", {{"weight", "abc"}});
+  WriteNaiveCheckpoint(folder_, {{"weight", "abc"}});
   const auto checkpoint = OpenCheckpoint();
   LoadTarget target(KiB(64));
   const TensorPlacement good = target.PlaceAll(*checkpoint).front();
@@ -242,7 +240,7 @@ TEST_F(StreamingLoaderTest, RefusesPlacementsThatGoNowhere) {
 
 TEST_F(StreamingLoaderTest, ReportsProgressFromNothingToAll) {
   const auto tensors = MixedTensors("t", 5000);
-  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  WriteNaiveCheckpoint(folder_, tensors);
   const auto checkpoint = OpenCheckpoint();
   LoadTarget target(KiB(64));
   const auto placements = target.PlaceAll(*checkpoint);
@@ -268,7 +266,7 @@ TEST_F(StreamingLoaderTest, ReportsProgressFromNothingToAll) {
 
 TEST_F(StreamingLoaderTest, LoadsAtTheSameTimeDoNotDisturbEachOther) {
   const auto tensors = MixedTensors("t", 50000);
-  WriteNaiveSafetensors(folder_ / "model.safetensors", tensors);
+  WriteNaiveCheckpoint(folder_, tensors);
   const auto checkpoint = OpenCheckpoint();
   LoadTarget target(MiB(1));
   const auto first = target.PlaceAll(*checkpoint);
@@ -297,9 +295,7 @@ TEST_F(StreamingLoaderTest, LoadsAtTheSameTimeDoNotDisturbEachOther) {
 
 class ManifestTest : public ::testing::Test {
  protected:
-  void Write(const std::string& text) {
-    std::ofstream(folder_ / "manifest.json") << text;
-  }
+  void Write(const std::string& text) { folder_.Write("manifest.json", text); }
   TemporaryFolder folder_;
 };
 

@@ -1,10 +1,7 @@
 #include "loader/streaming_test_util.h"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <random>
 #include <sstream>
@@ -18,6 +15,20 @@ namespace quire {
 namespace {
 
 constexpr char kUntouched = '\x5a';
+
+std::string SafetensorsOf(const std::vector<KnownTensor>& tensors) {
+  std::string header = "{";
+  std::string data;
+  for (const KnownTensor& tensor : tensors) {
+    const size_t end = data.size() + tensor.bytes.size();
+    absl::StrAppend(
+        &header, header.size() > 1 ? "," : "",
+        Entry(tensor.name, "U8", absl::StrCat("[", tensor.bytes.size(), "]"),
+              Offsets(data.size(), end)));
+    data += tensor.bytes;
+  }
+  return Safetensors(header + "}") + data;
+}
 
 }  // namespace
 
@@ -47,30 +58,10 @@ uint32_t NaiveCrc32(const std::string& bytes) {
   return ~crc;
 }
 
-TemporaryFolder::TemporaryFolder() {
-  std::string pattern = ::testing::TempDir() + "quire_XXXXXX";
-  path_ = mkdtemp(pattern.data());
-  std::ofstream(path_ + "/config.json") << "{}";
-}
-
-TemporaryFolder::~TemporaryFolder() { std::filesystem::remove_all(path_); }
-
-void WriteNaiveSafetensors(const std::string& path,
-                           const std::vector<KnownTensor>& tensors) {
-  std::ostringstream header;
-  std::string data;
-  for (const KnownTensor& tensor : tensors) {
-    header << (data.empty() && header.str().empty() ? '{' : ',') << '"'
-           << tensor.name << R"(":{"dtype":"U8","shape":[)"
-           << tensor.bytes.size() << R"(],"data_offsets":[)" << data.size()
-           << ',' << data.size() + tensor.bytes.size() << "]}";
-    data += tensor.bytes;
-  }
-  const std::string text = header.str() + "}";
-  const uint64_t length = text.size();
-  std::ofstream out(path, std::ios::binary);
-  out.write(reinterpret_cast<const char*>(&length), sizeof(length));
-  out << text << data;
+void WriteNaiveCheckpoint(const TemporaryFolder& folder,
+                          const std::vector<KnownTensor>& tensors) {
+  folder.Write("config.json", "{}");
+  folder.Write("model.safetensors", SafetensorsOf(tensors));
 }
 
 void WriteNaiveShards(const TemporaryFolder& folder,
@@ -78,14 +69,15 @@ void WriteNaiveShards(const TemporaryFolder& folder,
   std::string map;
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = absl::StrCat("model-", i + 1, ".safetensors");
-    WriteNaiveSafetensors(folder / name, shards[i]);
+    folder.Write(name, SafetensorsOf(shards[i]));
     for (const KnownTensor& tensor : shards[i]) {
       absl::StrAppend(&map, map.empty() ? "\"" : ",\"", tensor.name, "\":\"",
                       name, "\"");
     }
   }
-  std::ofstream(folder / "model.safetensors.index.json")
-      << R"({"metadata":{},"weight_map":{)" << map << "}}";
+  folder.Write("model.safetensors.index.json",
+               absl::StrCat(R"({"metadata":{},"weight_map":{)", map, "}}"));
+  folder.Write("config.json", "{}");
 }
 
 LoadTarget::LoadTarget(Bytes size) {

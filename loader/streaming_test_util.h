@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "quire/alloc/driver.h"
+#include "loader/checkpoint_test_util.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/units.h"
 #include "quire/loader/checkpoint.h"
@@ -29,24 +28,11 @@ std::string ReadWholeFile(const std::string& path);
 // The checksum by its definition, bit by bit.
 uint32_t NaiveCrc32(const std::string& bytes);
 
-// A model's folder with nothing but an empty config in it, removed at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const {
-    return path_ + "/" + name;
-  }
-
- private:
-  std::string path_;
-};
-
-// Writes a safetensors file by the book, tensors in the order given.
-void WriteNaiveSafetensors(const std::string& path,
-                           const std::vector<KnownTensor>& tensors);
-// Shards 1, 2, ... and the index that names them.
+// Writes a checkpoint of one safetensors file, tensors in the order given, and
+// an empty config.
+void WriteNaiveCheckpoint(const TemporaryFolder& folder,
+                          const std::vector<KnownTensor>& tensors);
+// Shards 1, 2, ..., the index that names them, and an empty config.
 void WriteNaiveShards(const TemporaryFolder& folder,
                       const std::vector<std::vector<KnownTensor>>& shards);
 
