@@ -101,10 +101,9 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
     int size_class, const Request& request, bool wait) {
-  // Slabs are shared by owners.
-  QUIRE_ASSIGN_OR_RETURN(
-      AddressRange* const range,
-      NewRange(classes_.slab_pages(size_class), kUnnamedOwner, Bytes(0), wait));
+  QUIRE_ASSIGN_OR_RETURN(AddressRange* const range,
+                         NewRange(classes_.slab_pages(size_class),
+                                  options_.slab_owner, Bytes(0), wait));
   MutexLock lock(&mutex_);
   return Publish(heap_.AddSlab(range, size_class), request);
 }

@@ -82,9 +82,9 @@ TEST_F(MemorySnapshotTest, SaysWhatTheRuntimeHolds) {
   EXPECT_EQ(json["memory"]["limit"], MiB(4).value());
   EXPECT_EQ(json["health"], "OK");
 
-  // Small allocations lie in slabs that owners share, which are nobody's.
+  // Small allocations lie in slabs that owners share.
   ASSERT_EQ(json["owners"].size(), 3u);
-  EXPECT_EQ(json["owners"][0]["name"], "unnamed");
+  EXPECT_EQ(json["owners"][0]["name"], "small allocations");
   EXPECT_EQ(json["owners"][0]["live"], kPageBytes);
   const Json& weights = json["owners"][1];
   EXPECT_EQ(weights["name"], "weights");

@@ -19,6 +19,7 @@ void AddMemoryOutputOptions(CLI::App* app, MemoryOutputOptions* options) {
 absl::Status WriteMemoryOutput(const MemoryOutputOptions& options,
                                Session& session) {
   if (!options.report && options.snapshot.empty()) return absl::OkStatus();
+  session.runtime().trace()->Mark("end");
   MemorySnapshotOptions snapshot_options;
   // The ring is given back when the weights are loaded; its peak is what a host
   // must be able to spare.

@@ -89,6 +89,9 @@ struct DeviceAllocatorOptions {
   // Told of allocations, frees and failures; null: nobody. Outlives the
   // allocator.
   EventTrace* trace = nullptr;
+  // Whom the pages of slabs are accounted to: allocations of many owners share
+  // them.
+  OwnerId slab_owner = kUnnamedOwner;
   // Slots of slabs are handed out in random order: this one.
   uint64_t seed = 1;
   // Frees on one stream gather until they come to this much; then one event is
