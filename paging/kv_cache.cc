@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "alloc/internal_checks.h"
 #include "paging/kv_cache_impl.h"
 #include "quire/alloc/status_macros.h"
 
@@ -305,6 +306,10 @@ absl::Status KvCache::Impl::CheckInvariants() const {
   return absl::OkStatus();
 }
 
+void KvCache::Impl::CheckAfterMutation() const {
+  if constexpr (kInternalChecks) RequireInvariant(CheckInvariants());
+}
+
 // ---- The public face --------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(
@@ -339,17 +344,25 @@ uint64_t KvCache::max_sequence_length() const {
   return impl_->geometry().max_tokens();
 }
 absl::StatusOr<SequenceId> KvCache::Admit(uint64_t tokens) {
-  return impl_->Admit(tokens);
+  absl::StatusOr<SequenceId> sequence = impl_->Admit(tokens);
+  impl_->CheckAfterMutation();
+  return sequence;
 }
 absl::Status KvCache::Step(std::span<const SequenceStep> steps) {
-  return impl_->Step(steps);
+  absl::Status status = impl_->Step(steps);
+  impl_->CheckAfterMutation();
+  return status;
 }
 absl::Status KvCache::Shrink(SequenceId sequence, uint64_t length,
                              const Fence& fence) {
-  return impl_->Shrink(sequence, length, fence);
+  absl::Status status = impl_->Shrink(sequence, length, fence);
+  impl_->CheckAfterMutation();
+  return status;
 }
 absl::Status KvCache::Release(SequenceId sequence, const Fence& fence) {
-  return impl_->Release(sequence, fence);
+  absl::Status status = impl_->Release(sequence, fence);
+  impl_->CheckAfterMutation();
+  return status;
 }
 absl::StatusOr<KvCache::LayerView> KvCache::View(SequenceId sequence,
                                                  uint32_t layer) const {

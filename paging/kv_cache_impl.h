@@ -66,6 +66,10 @@ class KvCache::Impl {
   absl::Status CheckInvariants() const
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
 
+  // In checking builds, after every operation.
+  void CheckAfterMutation() const
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+
   PageCount Reclaim(PageCount wanted) ABSL_LOCKS_EXCLUDED(state_mutex_);
   PageCount Reclaimable() const {
     return PageCount(reclaimable_.load(std::memory_order_relaxed));
