@@ -15,6 +15,7 @@
 #include "model/cli/output.h"
 #include "model/cli/stream_view.h"
 #include "model/cli/verbs.h"
+#include "model/config/file_io.h"
 #include "model/tokenizer/stop_checker.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/engine.h"
@@ -80,10 +81,23 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateOptions& options,
   return prompts;
 }
 
-std::vector<TokenId> EosTokens(const GenerateOptions& options,
-                               const Session& session) {
-  return options.ignore_eos ? std::vector<TokenId>()
-                            : session.config().eos_tokens;
+// The model's, and what its tokenizer's configuration names.
+absl::StatusOr<std::vector<TokenId>> EosTokens(const Session& session,
+                                               const Tokenizer* tokenizer) {
+  std::vector<TokenId> tokens = session.config().eos_tokens;
+  const std::string path =
+      session.checkpoint().folder() + "/tokenizer_config.json";
+  const absl::StatusOr<std::string> text = ReadFile(path);
+  if (!text.ok()) return tokens;  // there need not be one
+  const nlohmann::json config =
+      nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object())
+    return absl::InvalidArgumentError(path + ": is no JSON object");
+  const nlohmann::json none = nlohmann::json::object();
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<TokenId> named,
+                         EosTokenIds(none, none, config, none, tokenizer));
+  tokens.insert(tokens.end(), named.begin(), named.end());
+  return tokens;
 }
 
 nlohmann::json CompletionJson(const Completion& completion,
@@ -128,6 +142,11 @@ absl::Status Generate(GenerateOptions options) {
   for (const std::string& warning : session->weights().warnings())
     PrintWarning(warning);
 
+  std::vector<TokenId> eos_tokens;
+  if (!options.ignore_eos) {
+    QUIRE_ASSIGN_OR_RETURN(eos_tokens, EosTokens(*session, text));
+  }
+
   StreamView view(prompts.size(), !options.json && IsInteractive());
   std::vector<OutputText> outputs;
   for (size_t i = 0; i < prompts.size(); ++i)
@@ -141,7 +160,7 @@ absl::Status Generate(GenerateOptions options) {
     request.sampling = options.sampling;
     // Each sequence draws its own numbers.
     request.sampling.seed = options.sampling.seed + i;
-    request.eos_tokens = EosTokens(options, *session);
+    request.eos_tokens = eos_tokens;
     request.on_token = [&, i](TokenId token) {
       const StopChecker::Step step = outputs[i].Push(token);
       view.Append(i, step.text);

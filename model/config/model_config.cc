@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "model/config/family.h"
+#include "model/tokenizer/stop_checker.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
 
@@ -106,30 +107,6 @@ absl::StatusOr<RopeConfig> ParseRope(const JsonFields& fields) {
   return rope;
 }
 
-// An id, a list of ids, or nothing.
-absl::Status AppendEosTokens(const JsonFields& fields,
-                             std::vector<TokenId>* tokens) {
-  const nlohmann::json* value = fields.Find("eos_token_id");
-  if (value == nullptr) return absl::OkStatus();
-  std::vector<uint64_t> ids;
-  if (value->is_array()) {
-    QUIRE_ASSIGN_OR_RETURN(ids, fields.GetUints("eos_token_id"));
-  } else {
-    QUIRE_ASSIGN_OR_RETURN(const uint64_t id, fields.GetUint("eos_token_id"));
-    ids.push_back(id);
-  }
-  for (const uint64_t id : ids) {
-    if (id > kMaxDimension)
-      return fields.Error("eos_token_id", absl::StrCat("has ", id,
-                                                       ", beyond any "
-                                                       "vocabulary"));
-    const auto token = static_cast<TokenId>(id);
-    if (std::find(tokens->begin(), tokens->end(), token) == tokens->end())
-      tokens->push_back(token);
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
   const JsonFields fields(checkpoint.config(),
                           checkpoint.folder() + "/config.json");
@@ -179,11 +156,6 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
   QUIRE_ASSIGN_OR_RETURN(config.tied_embeddings,
                          fields.GetBoolOr("tie_word_embeddings", false));
   QUIRE_ASSIGN_OR_RETURN(config.rope, ParseRope(fields));
-  QUIRE_RETURN_IF_ERROR(AppendEosTokens(fields, &config.eos_tokens));
-  QUIRE_RETURN_IF_ERROR(AppendEosTokens(
-      JsonFields(checkpoint.generation_config(),
-                 checkpoint.folder() + "/generation_config.json"),
-      &config.eos_tokens));
   QUIRE_RETURN_IF_ERROR(CheckShape(config, fields.where()));
   return config;
 }
@@ -261,13 +233,6 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
         absl::StrCat(fields.where(), ": rope scaling \"", scaling,
                      "\" is not supported; \"none\" and \"linear\" are"));
   }
-  for (const char* name :
-       {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"}) {
-    if (!fields.Has(name)) continue;
-    QUIRE_ASSIGN_OR_RETURN(const uint64_t id,
-                           fields.GetUint(name, 0, kMaxDimension));
-    config.eos_tokens.push_back(static_cast<TokenId>(id));
-  }
   QUIRE_RETURN_IF_ERROR(CheckShape(config, fields.where()));
   return config;
 }
@@ -275,9 +240,16 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
 }  // namespace
 
 absl::StatusOr<ModelConfig> ParseModelConfig(const Checkpoint& checkpoint) {
-  return checkpoint.format() == CheckpointFormat::kGguf
-             ? ParseGguf(checkpoint)
-             : ParseHuggingFace(checkpoint);
+  QUIRE_ASSIGN_OR_RETURN(ModelConfig config,
+                         checkpoint.format() == CheckpointFormat::kGguf
+                             ? ParseGguf(checkpoint)
+                             : ParseHuggingFace(checkpoint));
+  QUIRE_ASSIGN_OR_RETURN(
+      config.eos_tokens,
+      EosTokenIds(checkpoint.config(), checkpoint.generation_config(),
+                  nlohmann::json::object(), checkpoint.gguf_metadata(),
+                  /*tokenizer=*/nullptr));
+  return config;
 }
 
 std::vector<float> InverseFrequencies(const RopeConfig& rope,

@@ -111,7 +111,7 @@ StopChecker::Step StopChecker::Advance(std::string_view text) {
 absl::StatusOr<std::vector<TokenId>> EosTokenIds(
     const nlohmann::json& config, const nlohmann::json& generation_config,
     const nlohmann::json& tokenizer_config, const nlohmann::json& gguf_metadata,
-    const Tokenizer& tokenizer) {
+    const Tokenizer* tokenizer) {
   std::set<TokenId> ids;
   QUIRE_RETURN_IF_ERROR(
       AddIds(JsonReader(config, "config.json"), "eos_token_id", &ids));
@@ -122,13 +122,13 @@ absl::StatusOr<std::vector<TokenId>> EosTokenIds(
   QUIRE_RETURN_IF_ERROR(AddIds(gguf, "tokenizer.ggml.eos_token_id", &ids));
   QUIRE_RETURN_IF_ERROR(AddIds(gguf, "tokenizer.ggml.eot_token_id", &ids));
   const JsonReader reader(tokenizer_config, "tokenizer_config.json");
-  if (reader.Has("eos_token")) {
+  if (tokenizer != nullptr && reader.Has("eos_token")) {
     const bool is_object = reader.Field("eos_token").value().is_object();
     QUIRE_ASSIGN_OR_RETURN(const std::string token,
                            is_object
                                ? reader.Field("eos_token").String("content")
                                : reader.String("eos_token"));
-    if (const std::optional<TokenId> id = tokenizer.Find(token)) {
+    if (const std::optional<TokenId> id = tokenizer->Find(token)) {
       ids.insert(*id);
     }
   }

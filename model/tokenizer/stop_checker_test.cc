@@ -141,7 +141,7 @@ class EosTokenIdsTest : public testing::Test {
                                 {"merges", json::array()}}}};
     const auto tokenizer = Tokenizer::FromTokenizerJson(description, "t.json");
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
-    return EosTokenIds(config, generation, tokenizer_config, gguf, **tokenizer);
+    return EosTokenIds(config, generation, tokenizer_config, gguf, tokenizer->get());
   }
   const json none_ = json::object();
 };
