@@ -99,13 +99,16 @@ uint64_t DeviceAllocator::Impl::ReleaseCoolingRanges(StreamFreeList* list,
 
 uint64_t DeviceAllocator::Impl::ReleaseSharedRanges(uint64_t wanted) {
   uint64_t given = 0;
-  std::erase_if(shared_cooling_, [&](const SharedCooling& cooling) {
-    Span* const span = cooling.block.span;
-    if (!span->large() || given >= wanted) return false;
-    given += span->pages;
-    heap_.Release(span, cooling.fence);
-    return true;
-  });
+  const auto release = [&](const SharedCooling& cooling)
+                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                             Span* const span = cooling.block.span;
+                             if (!span->large() || given >= wanted)
+                               return false;
+                             given += span->pages;
+                             heap_.Release(span, cooling.fence);
+                             return true;
+                           };
+  std::erase_if(shared_cooling_, release);
   return given;
 }
 

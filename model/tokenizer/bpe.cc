@@ -88,7 +88,8 @@ absl::Status Bpe::AddMerges(const Merges& merges) {
   const size_t prefix_length = options_.continuing_subword_prefix.size();
   merges_.reserve(merges.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) {
-    const auto& [left, right] = merges[rank];
+    const std::string& left = merges[rank].first;
+    const std::string& right = merges[rank].second;
     const auto find = [&](const std::string& token) -> absl::StatusOr<TokenId> {
       const std::optional<TokenId> id = Find(token);
       if (!id) {
