@@ -43,6 +43,20 @@ struct PlainDecoder {
   }
 };
 
+// The float16 at `address`, in every lane.
+HWY_INLINE VF BroadcastF16(const uint8_t* address) {
+  const DF d;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2  // F16C
+  uint16_t bits;
+  std::memcpy(&bits, address, sizeof(bits));
+  const hn::Rebind<uint16_t, DF> d16;
+  const hn::Rebind<hwy::float16_t, DF> dh;
+  return hn::PromoteTo(d, hn::BitCast(dh, hn::Set(d16, bits)));
+#else
+  return hn::Set(d, LoadF16(address));
+#endif
+}
+
 // { f16 d; int8 q[32] }: d * q.
 struct Q8_0Decoder {
   static constexpr size_t kElements = 32;
@@ -52,7 +66,7 @@ struct Q8_0Decoder {
   static HWY_INLINE void Decode(const uint8_t* block, const Use& use) {
     const DF d;
     const hn::Rebind<int8_t, DF> d8;
-    const VF scale = hn::Set(d, LoadF16(block));
+    const VF scale = BroadcastF16(block);
     const auto* const codes = reinterpret_cast<const int8_t*>(block + 2);
     for (size_t i = 0; i < kElements; i += hn::Lanes(d)) {
       const VI code = hn::PromoteTo(DI(), hn::LoadU(d8, codes + i));
@@ -98,7 +112,7 @@ struct Q4_0Decoder {
   template <class Use>
   static HWY_INLINE void Decode(const uint8_t* block, const Use& use) {
     const DF d;
-    const VF scale = hn::Set(d, LoadF16(block));
+    const VF scale = BroadcastF16(block);
     DecodeNibbles(
         block + 2,
         [&](VI nibble) HWY_ATTR {
@@ -117,8 +131,8 @@ struct Q4_1Decoder {
   template <class Use>
   static HWY_INLINE void Decode(const uint8_t* block, const Use& use) {
     const DF d;
-    const VF scale = hn::Set(d, LoadF16(block));
-    const VF minimum = hn::Set(d, LoadF16(block + 2));
+    const VF scale = BroadcastF16(block);
+    const VF minimum = BroadcastF16(block + 2);
     DecodeNibbles(
         block + 4,
         [&](VI nibble) HWY_ATTR {
@@ -164,15 +178,15 @@ struct Q6_KDecoder {
     const hn::Rebind<uint8_t, DF> d8;
     for (size_t i = 0; i < 32; i += hn::Lanes(df)) {
       const VF scale = hn::Set(df, d * static_cast<float>(scales[i / 16]));
-      const VI low_bytes = hn::PromoteTo(di, hn::LoadU(d8, low + i));
-      const VI high_bytes = hn::PromoteTo(di, hn::LoadU(d8, high + i));
-      const VI low_bits =
-          hn::And(hn::ShiftRight<kLow>(low_bytes), hn::Set(di, 15));
-      const VI high_bits =
-          hn::And(hn::ShiftRight<kHigh>(high_bytes), hn::Set(di, 3));
-      const VI code = hn::Sub(hn::Or(low_bits, hn::ShiftLeft<4>(high_bits)),
-                              hn::Set(di, 32));
-      use(first + i, hn::Mul(scale, hn::ConvertTo(df, code)));
+      // Put together as bytes, which are the smaller vectors.
+      const auto low_bits = hn::And(
+          hn::ShiftRight<kLow>(hn::LoadU(d8, low + i)), hn::Set(d8, 15));
+      const auto high_bits = hn::And(
+          hn::ShiftRight<kHigh>(hn::LoadU(d8, high + i)), hn::Set(d8, 3));
+      const VI code =
+          hn::PromoteTo(di, hn::Or(low_bits, hn::ShiftLeft<4>(high_bits)));
+      const VI centred = hn::Sub(code, hn::Set(di, 32));
+      use(first + i, hn::Mul(scale, hn::ConvertTo(df, centred)));
     }
   }
 };

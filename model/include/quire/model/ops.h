@@ -1,6 +1,9 @@
-// The decoder's operations on the host: SIMD through Highway, chosen at run time.
+// The decoder's operations on the host: SIMD through Highway, chosen at run
+// time.
 //
-// Everything is accumulated in float32. Packed weights are read as packed: no
+// Sums have the accuracy of float32 or better: GPTQ products are exact integer
+// sums over runs of 128 rows at most, with activations rounded to 2^-22 of
+// their run's largest (docs/host_ops.md). Packed weights are read as packed: no
 // dequantised copy exists outside a thread's registers and a tile in its cache.
 //
 // Batch invariance: the result for a token is bit for bit the same whatever
@@ -38,10 +41,10 @@ struct DenseMatrix {
 // input_order[i], and belongs to the group g with
 // group_begin[g] <= i < group_begin[g + 1].
 struct GptqMatrix {
-  int bits = 4;  // 2, 3, 4 or 8
-  size_t in_features = 0;   // K
-  size_t out_features = 0;  // N
-  size_t groups = 0;        // G
+  int bits = 4;                       // 2, 3, 4 or 8
+  size_t in_features = 0;             // K
+  size_t out_features = 0;            // N
+  size_t groups = 0;                  // G
   const uint32_t* qweight = nullptr;  // [ceil(K*bits/32), N]
   const uint32_t* qzeros = nullptr;   // [G, ceil(N*bits/32)]
   const void* scales = nullptr;       // [G, N]
@@ -79,7 +82,8 @@ void AddBias(const void* bias, DType dtype, size_t tokens, size_t features,
 void AddInPlace(const float* other, size_t count, float* values);
 
 // output[t, i] = input[t, i] / sqrt(mean(input[t]^2) + epsilon) * weight[i].
-// (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467.) In place is fine.
+// (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467.) In place is
+// fine.
 void RmsNorm(const float* input, const void* weight, DType weight_dtype,
              float epsilon, size_t tokens, size_t features, float* output,
              ThreadPool* pool);
@@ -90,8 +94,8 @@ void SiluMultiply(const float* up, size_t count, float* gate, ThreadPool* pool);
 // Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864)
 // on [tokens, heads, head_dim]; angle i of token t is positions[t] *
 // inverse_frequencies[i], i < rotary_dim / 2. kHalf pairs element i with
-// i + rotary_dim/2 (Hugging Face), kInterleaved pairs 2i with 2i+1 (GGUF llama).
-// Values are scaled by `magnitude` (1 for most).
+// i + rotary_dim/2 (Hugging Face), kInterleaved pairs 2i with 2i+1 (GGUF
+// llama). Values are scaled by `magnitude` (1 for most).
 enum class RopePairing : uint8_t { kHalf, kInterleaved };
 void Rope(const uint64_t* positions, const float* inverse_frequencies,
           size_t rotary_dim, RopePairing pairing, float magnitude,
@@ -103,12 +107,12 @@ void StoreKvRow(const float* values, size_t count, KvDType dtype, void* row);
 
 // One query token against the rows [0, length) of its sequence.
 struct AttentionQuery {
-  const float* query;    // [heads, head_dim]
-  const void* keys;      // row 0 of the layer; rows are `row_stride` bytes apart
+  const float* query;  // [heads, head_dim]
+  const void* keys;    // row 0 of the layer; rows are `row_stride` bytes apart
   const void* values;
   size_t row_stride;
-  size_t length;         // rows that the query sees: its own position included
-  float* output;         // [heads, head_dim]
+  size_t length;  // rows that the query sees, its own included: at least 1
+  float* output;  // [heads, head_dim]
 };
 // Softmax attention with grouped queries: head h reads kv head
 // h / (heads / kv_heads). Online softmax (Milakov and Gimelshein 2018) over
