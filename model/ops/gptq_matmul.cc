@@ -74,12 +74,11 @@ class Prefetcher {
   Prefetcher(const uint32_t* words, size_t columns, size_t stride)
       : next_(words), row_(words), columns_(columns), stride_(stride) {}
 
-  // The next kLines cache lines.
-  template <int kLines>
-  HWY_INLINE void Advance() {
-    for (int i = 0; i < kLines; ++i)
-      __builtin_prefetch(next_ + i * kLineWords, 0, kSecondLevel);
-    next_ += kLines * kLineWords;
+  // The next `count` words.
+  HWY_INLINE void Advance(size_t count) {
+    for (size_t i = 0; i < count; i += kLineWords)
+      __builtin_prefetch(next_ + i, 0, kSecondLevel);
+    next_ += count;
     if (next_ >= row_ + columns_) {
       row_ += stride_;
       next_ = row_;
@@ -156,7 +155,7 @@ HWY_NOINLINE void AddSegment(const TileWork& work, size_t token,
         for (int v = 0; v < kV; ++v)
           step_words[v][w] = hn::LoadU(du, words + v * lanes);
         words += work.word_stride;
-        if (token == 0) prefetcher.Advance<kV>();
+        if (token == 0) prefetcher.Advance(kV * lanes);
       }
       AddDots<Unpack, kT, kV>(std::make_index_sequence<Unpack::kStepDots>(),
                               step_words, digits + step * Unpack::kStepDots,

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "model/ops/packed_codes.h"
 
@@ -47,6 +48,21 @@ void LoadZeros(const uint32_t* words, size_t count, uint32_t offset,
                               finish(hn::ShiftRight<4>(v)),
                               finish(hn::ShiftRight<6>(v)), d8, zeros + i);
       }
+    }
+  } else {
+    // Eight codes are three bytes, spread over eight by halving; a fourth byte
+    // is read with them, which belongs to the codes after.
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(words);
+    const uint64_t add = (offset & kMask) * 0x0101010101010101u;
+    for (; i + 16 <= count; i += 8) {
+      uint32_t raw;
+      std::memcpy(&raw, bytes + i / 8 * 3, sizeof(raw));
+      uint64_t codes = raw & 0xFFFFFF;
+      codes = (codes | codes << 20) & 0x00000FFF00000FFFu;
+      codes = (codes | codes << 10) & 0x003F003F003F003Fu;
+      codes = (codes | codes << 5) & 0x0707070707070707u;
+      codes = (codes + add) & 0x0707070707070707u;
+      std::memcpy(zeros + i, &codes, sizeof(codes));
     }
   }
   for (; i < count; ++i) {
