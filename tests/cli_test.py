@@ -34,6 +34,12 @@ def write_safetensors(path, header, data=b""):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+def read_safetensors(path):
+    raw = path.read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    return json.loads(raw[8:8 + length]), raw[8 + length:]
+
+
 class UsageTest(unittest.TestCase):
     def test_help_and_version_succeed(self):
         for arguments in (["--help"], ["--version"], ["generate", "--help"]):
@@ -59,6 +65,16 @@ class UsageTest(unittest.TestCase):
                            "--gpu-memory-utilization", "1.5"],
                           ["generate", case, "--tokens", "1", "--kv-dtype",
                            "f7"],
+                          ["generate", case, "--tokens", "1", "--seed", "-1"],
+                          ["generate", case, "--tokens", "1",
+                           "--max-new-tokens", "-1"],
+                          ["generate", case, "--tokens", "1", "--temperature",
+                           "nan"],
+                          ["generate", case, "--tokens", "1", "--page-unit",
+                           "3MiB"],
+                          ["generate", case, "--tokens", "1", "--kv-dtype",
+                           "0"],
+                          ["quantize", case, "out", "--group-size", "0"],
                           ["logits", case, "--tokens", "1"],
                           ["quantize", case, "out", "--bits", "5"]):
             result = run(*arguments)
@@ -128,6 +144,56 @@ class ErrorTest(unittest.TestCase):
                          "--tokens", "1,2", "--output", "/nowhere/out.npy",
                          *EXACT)
 
+    def test_a_missing_head_is_not_replaced_by_the_embedding(self):
+        case = golden_case("plain-f32")
+        header, data = read_safetensors(case / "model.safetensors")
+        begin, end = header["lm_head.weight"]["data_offsets"]
+        del header["lm_head.weight"]
+        header.pop("__metadata__", None)
+        kept = {}
+        for name, entry in header.items():
+            first, last = entry["data_offsets"]
+            if first >= end:
+                entry["data_offsets"] = [first - end + begin,
+                                         last - end + begin]
+            kept[name] = entry
+        write_safetensors(self.folder / "model.safetensors", kept,
+                          data[:begin] + data[end:])
+        config = json.loads((case / "config.json").read_text())
+        config["tie_word_embeddings"] = False
+        (self.folder / "config.json").write_text(json.dumps(config))
+        self.check_fails(["lm_head.weight"], "generate", self.folder,
+                         "--tokens", "1,2", *EXACT)
+        self.check_fails(["lm_head.weight"], "inspect", self.folder)
+
+    def test_weights_that_are_not_finite_are_not_quantized(self):
+        case = golden_case("plain-f32")
+        header, data = read_safetensors(case / "model.safetensors")
+        name = "model.layers.0.mlp.up_proj"
+        begin = header[name + ".weight"]["data_offsets"][0]
+        write_safetensors(self.folder / "model.safetensors", header,
+                          data[:begin] + struct.pack("<f", float("nan")) +
+                          data[begin + 4:])
+        tokens = sorted((GOLDEN / "tokenizers").iterdir())[0]
+        for file in (case / "config.json", tokens / "tokenizer.json"):
+            (self.folder / file.name).write_bytes(file.read_bytes())
+        out = self.folder / "out"
+        self.check_fails([name, "not finite"], "quantize", self.folder, out,
+                         "--method", "rtn", "--device-memory", "1GiB")
+        self.assertEqual(list(out.iterdir()), [])
+
+    def test_what_cannot_be_written_whole_is_not_there(self):
+        output = self.folder / "out.npy"
+        result = subprocess.run(
+            ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", QUIRE, "logits",
+             str(golden_case("plain-f32")), "--tokens",
+             ",".join(str(i) for i in range(40)), "--output", str(output),
+             *EXACT],
+            capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertGreaterEqual(result.returncode, 0, "ended by a signal")
+        self.assertEqual(list(self.folder.iterdir()), [])
+
     def test_full_disk_behind_stdout_is_an_error(self):
         if not os.path.exists("/dev/full"):
             self.skipTest("no /dev/full")
@@ -180,12 +246,10 @@ class VerbTest(unittest.TestCase):
         report = self.run_json("inspect", case, "--json")
         tensors = size = 0
         for file in case.glob("*.safetensors"):
-            raw = file.read_bytes()
-            length = struct.unpack("<Q", raw[:8])[0]
-            header = json.loads(raw[8:8 + length])
+            header, data = read_safetensors(file)
             header.pop("__metadata__", None)
             tensors += len(header)
-            size += len(raw) - 8 - length
+            size += len(data)
         self.assertEqual(report["tensors"], tensors)
         self.assertEqual(report["bytes"], size)
         self.assertEqual(report["defects"], [])

@@ -21,7 +21,10 @@ constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
 
 int Main(int argc, char** argv) {
+  // A reader that goes away, and a limit on file sizes: both are errors of
+  // write.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app(
       "Loads, quantises and runs language models in the memory there "
       "is.",

@@ -6,13 +6,14 @@
 #define QUIRE_MODEL_CLI_NPY_WRITER_H_
 
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model/config/file_io.h"
 
 namespace quire {
 
@@ -20,21 +21,22 @@ class NpyWriter {
  public:
   static absl::StatusOr<std::unique_ptr<NpyWriter>> Create(
       const std::string& path, uint64_t rows, uint64_t columns);
-  ~NpyWriter();
 
   // `values`: any number of elements, in order.
   absl::Status Append(std::span<const float> values);
-  // Errors: fewer or more elements than rows * columns; the disk's.
+  // The file appears under its name now. Errors: fewer or more elements than
+  // rows * columns; the disk's.
   absl::Status Finish();
 
  private:
-  NpyWriter(std::string path, uint64_t expected, FILE* file)
-      : path_(std::move(path)), expected_(expected), file_(file) {}
+  NpyWriter(std::string path, uint64_t expected,
+            std::unique_ptr<OutputFile> file)
+      : path_(std::move(path)), expected_(expected), file_(std::move(file)) {}
 
   const std::string path_;
   const uint64_t expected_;
   uint64_t written_ = 0;
-  FILE* file_;
+  const std::unique_ptr<OutputFile> file_;
 };
 
 }  // namespace quire

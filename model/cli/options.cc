@@ -53,6 +53,10 @@ const CLI::Validator kTokenList(
     },
     "IDS");
 
+void RejectBadOptions(const absl::Status& status) {
+  if (!status.ok()) throw CLI::ValidationError(std::string(status.message()));
+}
+
 void AddDeviceOptions(CLI::App* app, DeviceOptions* options) {
   app->add_option("--driver", options->driver,
                   "host: a software device in this machine's memory; cuda: a "
@@ -66,7 +70,15 @@ void AddDeviceOptions(CLI::App* app, DeviceOptions* options) {
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
   AddBytesOption(app, "--page-unit", &options->page_size,
-                 "Bytes of a physical page [2MiB]");
+                 "Bytes of a physical page [2MiB]")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            const Bytes size = ParseBytes(text).value_or(Bytes(0));
+            return IsPowerOfTwo(size.value()) && size >= KiB(4)
+                       ? std::string()
+                       : text + " is no power of two from 4KiB on";
+          },
+          "POWER OF TWO"));
 }
 
 void AddSessionOptions(CLI::App* app, SessionOptions* options) {
@@ -77,9 +89,13 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options) {
       ->capture_default_str();
   static const std::map<std::string, KvDType> kKvDTypes = {
       {"f32", KvDType::kF32}, {"f16", KvDType::kF16}, {"bf16", KvDType::kBF16}};
-  app->add_option("--kv-dtype", options->kv_dtype,
-                  "Elements of the KV cache: f32, f16 or bf16 [f16]")
-      ->transform(CLI::CheckedTransformer(kKvDTypes));
+  app->add_option_function<std::string>(
+         "--kv-dtype",
+         [options](const std::string& name) {
+           options->kv_dtype = kKvDTypes.at(name);
+         },
+         "Elements of the KV cache: f32, f16 or bf16 [f16]")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}));
   app->add_option_function<std::string>(
          "--activations", [](const std::string&) {},
          "Activations: f32 is what this version computes with")
@@ -90,6 +106,7 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options) {
       ->capture_default_str();
   app->add_option("--max-model-len", options->max_model_len,
                   "Tokens of a sequence at most; 0: what the model allows")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app->add_option("--max-num-batched-tokens", options->decoder.max_batch_tokens,
                   "Tokens of one forward pass at most")
@@ -98,6 +115,7 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options) {
   app->add_option("--layers-per-row", options->layers_per_row,
                   "Layers whose keys and values share a row of the KV cache; "
                   "0: all")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
 }
 

@@ -22,6 +22,9 @@ absl::StatusOr<std::vector<TokenId>> ParseTokens(const std::string& text);
 // A CLI11 check that the text is a list of token ids.
 extern const CLI::Validator kTokenList;
 
+// Wrong usage, where the status of a Validate is not OK.
+void RejectBadOptions(const absl::Status& status);
+
 // --driver, --device-memory, --gpu-memory-utilization, --page-unit.
 void AddDeviceOptions(CLI::App* app, DeviceOptions* options);
 // The options of every verb that runs a model: the device's, --threads,

@@ -127,7 +127,6 @@ absl::Status PrintCompletions(const GenerateOptions& options,
 }
 
 absl::Status Generate(GenerateOptions options) {
-  QUIRE_RETURN_IF_ERROR(options.sampling.Validate());
   // A checkpoint without a tokenizer can still be driven by token ids.
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       Tokenizer::Load(options.model);
@@ -199,6 +198,7 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
   tokens->allow_extra_args(false)->check(kTokenList);
   verb->add_option("--max-new-tokens", options->max_new_tokens,
                    "Tokens to add at most")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb->add_flag("--ignore-eos", options->ignore_eos,
                  "Go on after the end of the text");
@@ -229,6 +229,7 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
                    "Above 1 makes tokens already there less likely")
       ->capture_default_str();
   verb->add_option("--seed", sampling.seed, "Of the random numbers")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb->add_flag("--json", options->json,
                  "{\"tokens\": [...], \"text\": ...}; {\"sequences\": [...]} "
@@ -238,6 +239,7 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
   verb->callback([=] {
     if (prompt->empty() && tokens->empty())
       throw CLI::RequiredError("--prompt or --tokens");
+    RejectBadOptions(options->sampling.Validate());
     *chosen = [=] { return Generate(*options); };
   });
 }

@@ -26,10 +26,14 @@ absl::Status Memory(const MemoryOptions& options) {
   if (snapshot.is_discarded())
     return absl::InvalidArgumentError(
         absl::StrCat(options.snapshot, ": is not JSON"));
-  QUIRE_ASSIGN_OR_RETURN(const std::string html, RenderMemoryHtml(snapshot));
+  const absl::StatusOr<std::string> html = RenderMemoryHtml(snapshot);
+  if (!html.ok())
+    return absl::Status(html.status().code(),
+                        absl::StrCat(options.snapshot, ": ",
+                                     std::string(html.status().message())));
   QUIRE_RETURN_IF_ERROR(PrintText(FormatMemoryReport(snapshot)));
   if (options.html.empty()) return absl::OkStatus();
-  return WriteFile(options.html, html);
+  return WriteFile(options.html, *html);
 }
 
 }  // namespace

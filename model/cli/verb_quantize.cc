@@ -12,6 +12,7 @@
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
 #include "model/config/file_io.h"
+#include "model/quantizer/checkpoint_export.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/quantizer.h"
 #include "quire/model/tokenizer.h"
@@ -68,7 +69,8 @@ absl::Status Quantize(QuantizeVerbOptions options) {
   quantize.progress = [](const QuantizeProgress& progress) {
     ShowProgress("quantising layer", progress.layer, progress.layers);
   };
-  QUIRE_RETURN_IF_ERROR(quantize.Validate());
+  // Before the work: an unusable folder should say so at once.
+  QUIRE_RETURN_IF_ERROR(CreateEmptyFolder(options.out));
   options.session.streaming.progress = LoadProgressLine();
   options.session.max_sequences =
       std::max(options.session.max_sequences, options.sequences);
@@ -144,6 +146,7 @@ void AddPerplexityVerb(CLI::App* app, Action* chosen) {
       ->capture_default_str();
   verb->add_option("--max-tokens", options->max_tokens,
                    "Tokens of the text to use at most")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb->add_flag("--json", options->json, "Machine-readable");
   AddSessionOptions(verb, &options->session);
@@ -194,10 +197,14 @@ void AddQuantizeVerbs(CLI::App* app, Action* chosen) {
       ->check(CLI::Range(2, 65536))
       ->capture_default_str();
   verb->add_option("--seed", options->seed, "Of the sampled text")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb->add_flag("--json", options->json, "Machine-readable");
   AddSessionOptions(verb, &options->session);
-  verb->callback([=] { *chosen = [=] { return Quantize(*options); }; });
+  verb->callback([=] {
+    RejectBadOptions(options->quantize.Validate());
+    *chosen = [=] { return Quantize(*options); };
+  });
   AddPerplexityVerb(app, chosen);
 }
 

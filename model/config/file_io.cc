@@ -1,14 +1,19 @@
 #include "model/config/file_io.h"
 
 #include <cerrno>
-#include <cstdio>
-#include <memory>
+#include <filesystem>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
+
+// Larger than any text or snapshot; a device that never ends is refused.
+constexpr size_t kMaxFileSize = size_t{1} << 30;
 
 struct FileCloser {
   void operator()(FILE* file) const { std::fclose(file); }
@@ -27,20 +32,65 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::string contents;
   std::vector<char> buffer(1 << 16);
   while (const size_t n =
-             std::fread(buffer.data(), 1, buffer.size(), file.get()))
+             std::fread(buffer.data(), 1, buffer.size(), file.get())) {
     contents.append(buffer.data(), n);
+    if (contents.size() > kMaxFileSize)
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": is larger than ", kMaxFileSize, " bytes"));
+  }
   if (std::ferror(file.get()) != 0) return FileError(path, "cannot read");
   return contents;
 }
 
-absl::Status WriteFile(const std::string& path, std::string_view contents) {
-  File file(std::fopen(path.c_str(), "wb"));
+OutputFile::OutputFile(std::string path, std::string written_path, FILE* file)
+    : path_(std::move(path)),
+      written_path_(std::move(written_path)),
+      file_(file) {}
+
+absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(
+    const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::file_status status =
+      std::filesystem::status(path, ignored);
+  const bool direct = std::filesystem::exists(status) &&
+                      !std::filesystem::is_regular_file(status);
+  const std::string written_path = direct ? path : path + ".partial";
+  FILE* file = std::fopen(written_path.c_str(), "wb");
   if (file == nullptr) return FileError(path, "cannot open for writing");
-  if (std::fwrite(contents.data(), 1, contents.size(), file.get()) !=
-      contents.size())
-    return FileError(path, "cannot write");
-  if (std::fclose(file.release()) != 0) return FileError(path, "cannot write");
+  return std::unique_ptr<OutputFile>(new OutputFile(path, written_path, file));
+}
+
+OutputFile::~OutputFile() {
+  if (file_ == nullptr) return;
+  std::fclose(file_);
+  if (written_path_ != path_) std::remove(written_path_.c_str());
+}
+
+absl::Status OutputFile::Error(const char* what) const {
+  return FileError(path_, what);
+}
+
+absl::Status OutputFile::Write(const void* data, size_t size) {
+  if (std::fwrite(data, 1, size, file_) != size) return Error("cannot write");
   return absl::OkStatus();
+}
+
+absl::Status OutputFile::Commit() {
+  // The buffers go out first: a failure must leave file_ for the destructor.
+  if (std::fflush(file_) != 0) return Error("cannot write");
+  if (std::fclose(std::exchange(file_, nullptr)) != 0)
+    return Error("cannot write");
+  if (written_path_ != path_ &&
+      std::rename(written_path_.c_str(), path_.c_str()) != 0)
+    return Error("cannot rename to");
+  return absl::OkStatus();
+}
+
+absl::Status WriteFile(const std::string& path, std::string_view contents) {
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<OutputFile> file,
+                         OutputFile::Create(path));
+  QUIRE_RETURN_IF_ERROR(file->Write(contents.data(), contents.size()));
+  return file->Commit();
 }
 
 }  // namespace quire

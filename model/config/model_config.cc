@@ -155,6 +155,8 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
   config.norm_epsilon = static_cast<float>(epsilon);
   QUIRE_ASSIGN_OR_RETURN(config.tied_embeddings,
                          fields.GetBoolOr("tie_word_embeddings", false));
+  config.has_own_head =
+      fields.Has("tie_word_embeddings") && !config.tied_embeddings;
   QUIRE_ASSIGN_OR_RETURN(config.rope, ParseRope(fields));
   QUIRE_RETURN_IF_ERROR(CheckShape(config, fields.where()));
   return config;

@@ -161,6 +161,10 @@ absl::Status WeightBuilder::DescribeOutput() {
     return DescribeLinear(module, config_.vocab_size, config_.hidden_size,
                           &weights_->output_);
   }
+  // Tying the head to the embedding would give fluent nonsense where a shard is
+  // missing.
+  if (config_.has_own_head)
+    return Require(absl::StrCat(module, ".weight")).status();
   // The embedding's address is known after allocation only.
   weights_->output_.matrix = weights_->embedding_;
   return absl::OkStatus();

@@ -86,8 +86,12 @@ absl::StatusOr<double> ComputePerplexity(
         }));
     if (progress) progress(w + 1, windows);
   }
-  return std::exp(negative_log_likelihood /
-                  static_cast<double>(windows * (window - 1)));
+  const double perplexity = std::exp(
+      negative_log_likelihood / static_cast<double>(windows * (window - 1)));
+  if (!std::isfinite(perplexity))
+    return absl::InternalError(
+        "the model's logits are not all finite: it has no perplexity");
+  return perplexity;
 }
 
 }  // namespace quire

@@ -18,6 +18,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr std::array<const char*, 4> kTokenizerFiles = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "chat_template.jinja"};
+constexpr std::array<const char*, 4> kModelFiles = {
+    "config.json", "quantize_config.json", "generation_config.json",
+    "model.safetensors"};
+
 absl::Status WriteJson(const std::string& path, const json& value) {
   return WriteFile(path, value.dump(2) + "\n");
 }
@@ -150,6 +157,14 @@ absl::Status CreateEmptyFolder(const std::string& folder) {
   return absl::OkStatus();
 }
 
+void RemoveExportedFiles(const std::string& folder) {
+  std::error_code ignored;
+  for (const char* name : kModelFiles)
+    fs::remove(fs::path(folder) / name, ignored);
+  for (const char* name : kTokenizerFiles)
+    fs::remove(fs::path(folder) / name, ignored);
+}
+
 absl::Status WriteConfig(const Checkpoint& source, const ModelConfig& config,
                          bool attention_bias, const json& quantization,
                          const std::string& folder) {
@@ -169,10 +184,7 @@ absl::Status WriteTokenizer(const Checkpoint& source,
                             const Tokenizer& tokenizer,
                             const std::string& folder) {
   if (source.format() == CheckpointFormat::kSafetensors) {
-    constexpr std::array<const char*, 4> kFiles = {
-        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "chat_template.jinja"};
-    return CopyFiles(source, kFiles, folder);
+    return CopyFiles(source, kTokenizerFiles, folder);
   }
   QUIRE_RETURN_IF_ERROR(
       WriteJson(folder + "/tokenizer.json", tokenizer.ToTokenizerJson()));

@@ -34,6 +34,9 @@ absl::Status ExportVector(const ParameterVector& vector, size_t size,
 // Creates `folder`, or takes it when it is empty.
 absl::Status CreateEmptyFolder(const std::string& folder);
 
+// Takes away what an export that failed has left in `folder`.
+void RemoveExportedFiles(const std::string& folder);
+
 // config.json with `quantization` as its quantization_config, and the same as
 // quantize_config.json; generation_config.json where the source has one.
 absl::Status WriteConfig(const Checkpoint& source, const ModelConfig& config,

@@ -1,5 +1,7 @@
 #include "model/quantizer/layer_quantizer.h"
 
+#include <algorithm>
+#include <cmath>
 #include <span>
 #include <utility>
 
@@ -33,6 +35,18 @@ absl::StatusOr<std::vector<float>> ReadWeight(const Linear& linear, bool rotary,
     DequantizeRow(*dense,
                   rotary ? SourceRow(config.rope, config.head_dim, row) : row,
                   &weight[row * dense->in_features]);
+  float largest = 0;
+  for (const float value : weight) {
+    if (!std::isfinite(value))
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": has weights that are not finite"));
+    largest = std::max(largest, std::fabs(value));
+  }
+  // Scales are stored in half precision.
+  if (largest > 65504)
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": has a weight of magnitude ", largest,
+                     ", beyond half precision"));
   return weight;
 }
 

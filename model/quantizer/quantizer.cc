@@ -215,33 +215,12 @@ absl::Status CheckSource(const Session& source) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status QuantizeOptions::Validate() const {
-  if (bits != 2 && bits != 3 && bits != 4 && bits != 8)
-    return absl::InvalidArgumentError(
-        absl::StrCat("bits is ", bits, ", not 2, 3, 4 or 8"));
-  if (group_size != -1 && (group_size < 8 || group_size > 65536))
-    return absl::InvalidArgumentError(absl::StrCat(
-        "group_size is ", group_size, ", not -1 or from 8 to 65536"));
-  if (!(damping > 0 && damping < 1))
-    return absl::InvalidArgumentError(
-        absl::StrCat("damping is ", damping, ", not between 0 and 1"));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<QuantizeReport> QuantizeModel(
+absl::StatusOr<QuantizeReport> WriteQuantized(
     Session& source, const Tokenizer& tokenizer, const std::string& out,
     std::span<const std::vector<TokenId>> calibration,
     const QuantizeOptions& options) {
   const double start = Seconds();
-  QUIRE_RETURN_IF_ERROR(options.Validate());
-  QUIRE_RETURN_IF_ERROR(CheckSource(source));
   const bool calibrated = options.method == QuantizeMethod::kGptq;
-  if (calibrated && calibration.empty())
-    return absl::InvalidArgumentError("there are no calibration tokens");
-  QUIRE_RETURN_IF_ERROR(CreateEmptyFolder(out));
-
   const ModelWeights& weights = source.weights();
   const ModelConfig& config = source.config();
   ModelConfig exported = config;
@@ -308,6 +287,36 @@ absl::StatusOr<QuantizeReport> QuantizeModel(
   }
   report.bytes = Bytes(bytes);
   report.seconds = Seconds() - start;
+  return report;
+}
+
+}  // namespace
+
+absl::Status QuantizeOptions::Validate() const {
+  if (bits != 2 && bits != 3 && bits != 4 && bits != 8)
+    return absl::InvalidArgumentError(
+        absl::StrCat("bits is ", bits, ", not 2, 3, 4 or 8"));
+  if (group_size != -1 && (group_size < 8 || group_size > 65536))
+    return absl::InvalidArgumentError(absl::StrCat(
+        "group_size is ", group_size, ", not -1 or from 8 to 65536"));
+  if (!(damping > 0 && damping < 1))
+    return absl::InvalidArgumentError(
+        absl::StrCat("damping is ", damping, ", not between 0 and 1"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<QuantizeReport> QuantizeModel(
+    Session& source, const Tokenizer& tokenizer, const std::string& out,
+    std::span<const std::vector<TokenId>> calibration,
+    const QuantizeOptions& options) {
+  QUIRE_RETURN_IF_ERROR(options.Validate());
+  QUIRE_RETURN_IF_ERROR(CheckSource(source));
+  if (options.method == QuantizeMethod::kGptq && calibration.empty())
+    return absl::InvalidArgumentError("there are no calibration tokens");
+  QUIRE_RETURN_IF_ERROR(CreateEmptyFolder(out));
+  absl::StatusOr<QuantizeReport> report =
+      WriteQuantized(source, tokenizer, out, calibration, options);
+  if (!report.ok()) RemoveExportedFiles(out);
   return report;
 }
 

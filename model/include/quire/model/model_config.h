@@ -48,6 +48,8 @@ struct ModelConfig {
   uint64_t max_positions = 0;
   float norm_epsilon = 0;
   bool tied_embeddings = false;
+  // The configuration says that the output head is a matrix of its own.
+  bool has_own_head = false;
   RopeConfig rope;
   std::vector<TokenId> eos_tokens;  // of config and generation config together
 
