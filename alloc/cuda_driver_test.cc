@@ -242,9 +242,9 @@ TEST_F(CudaDriverTest, OutOfMemoryAndOutOfAddressesAreToldApart) {
   cuda_.FailCall("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_STATUS(kResourceExhausted, "out of addresses",
                 driver_->ReserveAddress(kPage, Bytes(0)).status());
-  // A result that the driver itself cannot name.
-  cuda_.FailCall("cuMemAddressReserve", 1, static_cast<CUresult>(12345));
-  EXPECT_STATUS(kInternal, "error 12345",
+  // A result that no driver can name.
+  cuda_.FailCall("cuMemAddressReserve", 1, static_cast<CUresult>(998));
+  EXPECT_STATUS(kInternal, "error 998",
                 driver_->ReserveAddress(kPage, Bytes(0)).status());
 }
 
