@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_format.h"
 #include "alloc/allocator_impl.h"
-#include "alloc/internal_checks.h"
+#include "quire/alloc/internal_checks.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/verdict.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "alloc/internal_checks.h"
+#include "quire/alloc/internal_checks.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/verdict.h"
 

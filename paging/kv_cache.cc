@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "alloc/internal_checks.h"
 #include "paging/kv_cache_impl.h"
+#include "quire/alloc/internal_checks.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
