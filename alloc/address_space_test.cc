@@ -11,18 +11,18 @@
 #include <random>
 #include <vector>
 
-#include "quire/alloc/host_driver.h"
+#include "alloc/testing/test_driver.h"
 
 namespace quire {
 namespace {
 
 constexpr Bytes kPage = KiB(64);
 
-std::unique_ptr<HostDriver> MakeDriver() {
+std::unique_ptr<TestDriver> MakeDriver() {
   HostDriverOptions options;
   options.granularity = kPage;
   options.memory_per_device = MiB(1);
-  auto driver = HostDriver::Create(options);
+  auto driver = TestDriver::Create(options);
   EXPECT_TRUE(driver.ok()) << driver.status();
   return *std::move(driver);
 }

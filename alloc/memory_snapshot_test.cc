@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "quire/alloc/host_driver.h"
+#include "alloc/testing/test_driver.h"
 #include "quire/alloc/runtime.h"
 
 namespace quire {
@@ -32,7 +32,7 @@ class MemorySnapshotTest : public ::testing::Test {
     driver_options.granularity = KiB(64);
     driver_options.memory_per_device = MiB(8);
     driver_options.device_count = 2;
-    auto driver = HostDriver::Create(driver_options);
+    auto driver = TestDriver::Create(driver_options);
     EXPECT_TRUE(driver.ok()) << driver.status();
     RuntimeOptions options;
     options.page_size = KiB(64);

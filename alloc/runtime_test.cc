@@ -6,18 +6,18 @@
 #include <memory>
 #include <utility>
 
+#include "alloc/testing/test_driver.h"
 #include "quire/alloc/faulty_driver.h"
-#include "quire/alloc/host_driver.h"
 
 namespace quire {
 namespace {
 
-std::unique_ptr<HostDriver> MakeDriver(int devices) {
+std::unique_ptr<TestDriver> MakeDriver(int devices) {
   HostDriverOptions options;
   options.device_count = devices;
   options.memory_per_device = MiB(16);
   options.granularity = KiB(64);
-  auto driver = HostDriver::Create(options);
+  auto driver = TestDriver::Create(options);
   EXPECT_TRUE(driver.ok()) << driver.status();
   return *std::move(driver);
 }
@@ -63,7 +63,7 @@ TEST(RuntimeTest, TheTraceHearsOfBothLayersUnlessItIsOff) {
 }
 
 TEST(RuntimeTest, ACreateThatFailsAnywhereLeavesNothing) {
-  const std::unique_ptr<HostDriver> host = MakeDriver(2);
+  const std::unique_ptr<TestDriver> host = MakeDriver(2);
   RuntimeOptions options = Options();
   options.limit = Bytes(0);
   for (uint64_t n = 1;; ++n) {

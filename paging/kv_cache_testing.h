@@ -13,10 +13,10 @@
 #include <string>
 #include <utility>
 
+#include "alloc/testing/test_driver.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/faulty_driver.h"
 #include "quire/alloc/fence.h"
-#include "quire/alloc/host_driver.h"
 #include "quire/alloc/owner.h"
 #include "quire/paging/kv_cache.h"
 
@@ -40,7 +40,7 @@ class TestDevice {
     HostDriverOptions options;
     options.memory_per_device = Bytes(pages * page_size.value());
     options.granularity = page_size;
-    host_ = *HostDriver::Create(options);
+    host_ = *TestDriver::Create(options);
     driver_ = std::make_unique<FaultyDriver>(host_.get());
     DeviceMemoryOptions memory;
     memory.page_size = page_size;
@@ -75,7 +75,7 @@ class TestDevice {
   }
 
  private:
-  std::unique_ptr<HostDriver> host_;
+  std::unique_ptr<TestDriver> host_;
   std::unique_ptr<FaultyDriver> driver_;
   OwnerRegistry owners_;
   std::unique_ptr<DeviceMemory> memory_;

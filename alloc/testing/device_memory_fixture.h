@@ -1,4 +1,5 @@
-// A small DeviceMemory over HostDriver, and streams that wait on command.
+// A small DeviceMemory over the driver under test, and streams that wait on
+// command.
 
 #ifndef QUIRE_ALLOC_TESTING_DEVICE_MEMORY_FIXTURE_H_
 #define QUIRE_ALLOC_TESTING_DEVICE_MEMORY_FIXTURE_H_
@@ -16,10 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "alloc/testing/test_driver.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/faulty_driver.h"
 #include "quire/alloc/fence.h"
-#include "quire/alloc/host_driver.h"
 #include "quire/alloc/owner.h"
 
 namespace quire {
@@ -97,7 +98,7 @@ class DeviceMemoryFixture : public ::testing::Test {
 
   void MakeDriver(const HostDriverOptions& options) {
     memory_.reset();
-    auto driver = HostDriver::Create(options);
+    auto driver = TestDriver::Create(options);
     ASSERT_TRUE(driver.ok()) << driver.status();
     driver_ = *std::move(driver);
     faulty_ = std::make_unique<FaultyDriver>(driver_.get());
@@ -155,7 +156,7 @@ class DeviceMemoryFixture : public ::testing::Test {
   }
 
   OwnerRegistry owners_;
-  std::unique_ptr<HostDriver> driver_;
+  std::unique_ptr<TestDriver> driver_;
   // Between the memory and the driver: passes everything on until told to fail.
   std::unique_ptr<FaultyDriver> faulty_;
   std::unique_ptr<DeviceMemory> memory_;
