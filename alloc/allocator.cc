@@ -194,14 +194,14 @@ std::optional<Block> DeviceAllocator::Impl::TakeRange(uint64_t pages,
   StreamFreeList* const list = FindFreeList(request.stream);
   Span* const own =
       list == nullptr ? nullptr : list->FindRange(pages, request.alignment);
-  if (own != nullptr) {
+  if (own != nullptr && memory_->SetOwner(own->range, request.owner).ok()) {
     list->RemoveRange(own);
-    memory_->SetOwner(own->range, request.owner);
     return heap_.ReviveRange(own, pages);
   }
   Span* const free = heap_.FindFreeRange(pages, request.alignment);
-  if (free == nullptr) return std::nullopt;
-  memory_->SetOwner(free->range, request.owner);
+  if (free == nullptr || !memory_->SetOwner(free->range, request.owner).ok()) {
+    return std::nullopt;
+  }
   return heap_.TakeRange(free, pages);
 }
 
@@ -214,9 +214,10 @@ std::optional<Block> DeviceAllocator::Impl::TakePartOfOwnRange(
   if (own == nullptr) return std::nullopt;
   // The rest still cools.
   const std::optional<Fence> fence = list->FenceOf(own);
-  if (!fence) return std::nullopt;
+  if (!fence || !memory_->SetOwner(own->range, request.owner).ok()) {
+    return std::nullopt;
+  }
   list->RemoveRange(own);
-  memory_->SetOwner(own->range, request.owner);
   const Block block = heap_.ReviveRange(own, pages);
   heap_.ReleaseExcess(own, *fence);
   return block;

@@ -1,8 +1,7 @@
 #include "alloc/backing_store.h"
 
 #include <algorithm>
-#include <span>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "absl/strings/str_cat.h"
 #include "quire/alloc/status_macros.h"
@@ -25,12 +24,13 @@ BackingStore::BackingStore(Driver* driver, DeviceId device, Bytes page_size,
 
 // ---- Commit -----------------------------------------------------------------
 
-absl::Status BackingStore::TryCommit(ManagedRange* range, uint64_t first,
-                                     uint64_t count, CommitAttempt* attempt) {
+absl::Status BackingStore::TryCommit(const CommitRequest& request,
+                                     CommitAttempt* attempt) {
+  ManagedRange* const range = request.range;
   attempt->shortage = CommitAttempt::Shortage::kNone;
   uint64_t unbacked = 0;
   uint64_t cooling = 0;
-  for (uint64_t i = first; i < first + count; ++i) {
+  for (uint64_t i = request.first; i < request.first + request.count; ++i) {
     switch (range->slots[i].state) {
       case SlotState::kUnbacked:
         ++unbacked;
@@ -46,27 +46,25 @@ absl::Status BackingStore::TryCommit(ManagedRange* range, uint64_t first,
             " is quarantined: ", mapping_error_.message()));
     }
   }
-  attempt->wanted = unbacked;
+  std::vector<PageRecord*> named;
+  QUIRE_RETURN_IF_ERROR(FindPages(request, &named));
+  attempt->slots = unbacked;
+  attempt->wanted = named.empty() ? unbacked
+                                  : static_cast<uint64_t>(std::count(
+                                        named.begin(), named.end(), nullptr));
+  const uint64_t live_before = accounts_.live();
   if (unbacked > 0) {
-    std::vector<PageHandle> pages;
-    pages.reserve(std::min(unbacked, pool_.limit()));
-    const bool at_limit = unbacked > pool_.cached() + pool_.growable();
-    // Pages beyond the limit are not to be had however many are created first.
-    const absl::Status taken =
-        at_limit ? absl::ResourceExhaustedError(absl::StrCat(
-                       unbacked, " pages wanted; ", pool_.in_use(),
-                       " of at most ", pool_.limit(), " are in use, ",
-                       pool_.cached(), " of them cached"))
-                 : pool_.Take(unbacked, &pages, &attempt->created);
-    if (!taken.ok()) {
-      attempt->shortage = at_limit ? CommitAttempt::Shortage::kLimit
-                                   : CommitAttempt::Shortage::kDevice;
-      // What a device that is full refuses to create is missing as well.
-      attempt->missing =
-          unbacked - pool_.cached() - (at_limit ? pool_.growable() : 0);
-      return taken;
+    std::vector<PageRecord*> pages;
+    QUIRE_RETURN_IF_ERROR(TakePages(attempt, &pages));
+    if (!named.empty()) {
+      auto taken = pages.begin();
+      for (PageRecord*& page : named) {
+        if (page == nullptr) page = *taken++;
+      }
+      pages.swap(named);
     }
-    const absl::Status mapped = MapUnbacked(range, first, count, pages);
+    const absl::Status mapped =
+        MapUnbacked(range, request.first, request.count, pages);
     if (!mapped.ok()) {
       attempt->shortage = CommitAttempt::Shortage::kMappings;
       attempt->missing = unbacked;
@@ -74,22 +72,83 @@ absl::Status BackingStore::TryCommit(ManagedRange* range, uint64_t first,
     }
   }
   // From here on nothing can fail.
-  for (uint64_t i = first; cooling > 0; ++i) {
+  for (uint64_t i = request.first; cooling > 0; ++i) {
     PageSlot& slot = range->slots[i];
     if (slot.state != SlotState::kCooling) continue;
-    queue_.Revive(&slot);
-    --cooling_;
+    queue_.Remove(&slot);
+    SetState(&slot, SlotState::kLive);
     --range->lingering;
     --cooling;
-    ++attempt->became_live;
   }
-  attempt->became_live += unbacked;
-  CountLive(range->owner(), attempt->became_live);
+  attempt->became_live = accounts_.live() - live_before;
+  accounts_.UpdatePeak();
   if (unbacked > 0) {
     ++commits_;
     if (attempt->created == 0) ++commits_from_cache_;
   }
   return absl::OkStatus();
+}
+
+absl::Status BackingStore::FindPages(const CommitRequest& request,
+                                     std::vector<PageRecord*>* pages) const {
+  const ManagedRange& range = *request.range;
+  pages->reserve(request.pages.size());
+  for (uint64_t i = 0; i < request.pages.size(); ++i) {
+    if (!IsUnbacked(range.slots[request.first + i])) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "page ", request.first + i, " of the range at ",
+          range.address().value(), " is backed already: it cannot be put over ",
+          "a page of the caller's choice"));
+    }
+    PageRecord* page = nullptr;
+    if (request.pages[i] != PageHandle()) {
+      QUIRE_ASSIGN_OR_RETURN(page,
+                             FindShareable(request.pages[i], range.owner()));
+    }
+    pages->push_back(page);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PageRecord*> BackingStore::FindShareable(PageHandle handle,
+                                                        OwnerId owner) const {
+  PageRecord* const page = pool_.Find(handle);
+  if (page == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no page ", handle.value()));
+  }
+  if (page->live == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "page ", handle.value(), " is not live: it cannot be shared"));
+  }
+  if (page->owner != owner) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "page ", handle.value(), " is of owner ", page->owner.value(),
+        ": it cannot be shared with owner ", owner.value()));
+  }
+  return page;
+}
+
+absl::Status BackingStore::TakePages(CommitAttempt* attempt,
+                                     std::vector<PageRecord*>* pages) {
+  const uint64_t wanted = attempt->wanted;
+  const bool at_limit = wanted > pool_.cached() + pool_.growable();
+  if (!at_limit) pages->reserve(wanted);
+  // Pages beyond the limit are not to be had however many are created first.
+  const absl::Status taken =
+      at_limit ? absl::ResourceExhaustedError(absl::StrCat(
+                     wanted, " pages wanted; ", pool_.in_use(), " of at most ",
+                     pool_.limit(), " are in use, ", pool_.cached(),
+                     " of them cached"))
+               : pool_.Take(wanted, pages, &attempt->created);
+  if (!taken.ok()) {
+    attempt->shortage = at_limit ? CommitAttempt::Shortage::kLimit
+                                 : CommitAttempt::Shortage::kDevice;
+    // What a device that is full refuses to create is missing as well.
+    attempt->missing =
+        wanted - pool_.cached() - (at_limit ? pool_.growable() : 0);
+  }
+  return taken;
 }
 
 void BackingStore::AbandonCommit(const CommitAttempt& attempt) {
@@ -98,7 +157,7 @@ void BackingStore::AbandonCommit(const CommitAttempt& attempt) {
 
 absl::Status BackingStore::MapUnbacked(ManagedRange* range, uint64_t first,
                                        uint64_t count,
-                                       const std::vector<PageHandle>& pages) {
+                                       const std::vector<PageRecord*>& pages) {
   struct Run {
     uint64_t first;
     uint64_t count;
@@ -112,13 +171,13 @@ absl::Status BackingStore::MapUnbacked(ManagedRange* range, uint64_t first,
   size_t mapped_runs = 0;
   uint64_t used = 0;
   for (const Run& run : runs) {
-    const std::span<const PageHandle> run_pages(pages.data() + used, run.count);
-    result = driver_->Map(range->SlotAddress(run.first, page_size_), run_pages);
+    const std::span<PageRecord* const> run_pages(pages.data() + used,
+                                                 run.count);
+    result = MapRun(*range, run.first, run_pages);
     const bool lost = absl::IsDataLoss(result);
     if (!result.ok() && !lost) break;
     for (uint64_t i = 0; i < run.count; ++i) {
-      range->slots[run.first + i].page = run_pages[i];
-      range->slots[run.first + i].state = SlotState::kLive;
+      Fill(&range->slots[run.first + i], run_pages[i], range->owner());
     }
     used += run.count;
     if (lost) {
@@ -135,8 +194,76 @@ absl::Status BackingStore::MapUnbacked(ManagedRange* range, uint64_t first,
     // What was lost weighs more than why the commit failed.
     if (!undone.ok() && !absl::IsDataLoss(result)) result = undone;
   }
-  for (uint64_t i = used; i < pages.size(); ++i) pool_.PutBack(pages[i]);
+  for (uint64_t i = used; i < pages.size(); ++i) {
+    if (pages[i]->slots() == 0) pool_.PutBack(pages[i]);
+  }
   return result;
+}
+
+absl::Status BackingStore::MapRun(const ManagedRange& range, uint64_t first,
+                                  std::span<PageRecord* const> pages) {
+  std::vector<PageHandle> handles;
+  handles.reserve(pages.size());
+  for (const PageRecord* page : pages) handles.push_back(page->handle);
+  return driver_->Map(range.SlotAddress(first, page_size_), handles);
+}
+
+// ---- Remap ------------------------------------------------------------------
+
+absl::Status BackingStore::Remap(ManagedRange* range, uint64_t first,
+                                 std::span<const PageHandle> pages,
+                                 uint64_t* released) {
+  *released = 0;
+  std::vector<PageRecord*> after;
+  std::vector<PageRecord*> before;
+  for (uint64_t i = 0; i < pages.size(); ++i) {
+    const PageSlot& slot = range->slots[first + i];
+    if (!IsLive(slot)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("page ", first + i, " of the range at ",
+                       range->address().value(), " is not live"));
+    }
+    before.push_back(slot.page);
+    QUIRE_ASSIGN_OR_RETURN(PageRecord* const page,
+                           FindShareable(pages[i], range->owner()));
+    after.push_back(page);
+  }
+  if (after == before) return absl::OkStatus();
+
+  const uint64_t count = pages.size();
+  const absl::Status unmapped = driver_->Unmap(
+      range->SlotAddress(first, page_size_), Bytes(count * page_size_.value()));
+  if (absl::IsDataLoss(unmapped)) {
+    return Quarantine(range, first, count, unmapped);
+  }
+  QUIRE_RETURN_IF_ERROR(unmapped);
+  const absl::Status mapped = MapRun(*range, first, after);
+  if (!mapped.ok() && !absl::IsDataLoss(mapped)) {
+    const absl::Status undone = MapRun(*range, first, before);
+    return undone.ok() ? mapped : Quarantine(range, first, count, undone);
+  }
+  const uint64_t live_before = accounts_.live();
+  Exchange(range, first, after);
+  *released = live_before - accounts_.live();
+  pages_given_up_ += *released;
+  unmapped_ += *released;
+  // Of a run that the driver lost, it has the new pages if it has any.
+  return mapped.ok() ? mapped : Quarantine(range, first, count, mapped);
+}
+
+void BackingStore::Exchange(ManagedRange* range, uint64_t first,
+                            std::span<PageRecord* const> pages) {
+  // Every page gets its new slot before any loses its old one: pages may change
+  // places, and none of them is free in between.
+  for (PageRecord* const page : pages) {
+    accounts_.Move(page, SlotState::kUnbacked, SlotState::kLive);
+  }
+  for (uint64_t i = 0; i < pages.size(); ++i) {
+    PageSlot& slot = range->slots[first + i];
+    Empty(&slot, UnmapReason::kFreed);
+    slot.page = pages[i];
+    slot.state = SlotState::kLive;
+  }
 }
 
 // ---- Decommit ---------------------------------------------------------------
@@ -147,21 +274,23 @@ absl::Status BackingStore::Decommit(ManagedRange* range, uint64_t first,
   const absl::StatusOr<bool> asked = fence.IsComplete();
   // Where the driver cannot tell, the memory may still be in use.
   const bool complete = asked.ok() && *asked;
+  const uint64_t live_before = accounts_.live();
   absl::Status result;
-  *released = 0;
   range->ForEachRun(first, count, IsLive, [&](uint64_t at, uint64_t n) {
-    UncountLive(range->owner(), n);
-    *released += n;
+    slots_given_up_ += n;
     if (complete) {
       const absl::Status unmapped = UnmapRun(range, at, n, UnmapReason::kFreed);
       if (result.ok()) result = unmapped;
-    } else {
-      queue_.Retire(range, at, n, fence);
-      cooling_ += n;
-      range->lingering += n;
+      return;
     }
+    for (uint64_t i = at; i < at + n; ++i) {
+      SetState(&range->slots[i], SlotState::kCooling);
+    }
+    queue_.Retire(range, at, n, fence);
+    range->lingering += n;
   });
-  decommitted_ += *released;
+  *released = live_before - accounts_.live();
+  pages_given_up_ += *released;
   return result;
 }
 
@@ -182,7 +311,6 @@ void BackingStore::WaitForAll() { UnmapCooled(queue_.WaitAndTakeAll()); }
 
 void BackingStore::UnmapCooled(const std::vector<SlotRun>& runs) {
   for (const SlotRun& run : runs) {
-    cooling_ -= run.count;
     run.range->lingering -= run.count;
     // A refusal is kept in mapping_error_; there is no caller to tell.
     (void)UnmapRun(run.range.get(), run.first, run.count, UnmapReason::kFreed);
@@ -194,20 +322,16 @@ absl::Status BackingStore::UnmapRun(ManagedRange* range, uint64_t first,
   const absl::Status status = driver_->Unmap(
       range->SlotAddress(first, page_size_), Bytes(count * page_size_.value()));
   if (absl::IsResourceExhausted(status)) {
+    for (uint64_t i = first; i < first + count; ++i) {
+      SetState(&range->slots[i], SlotState::kCooling);
+    }
     queue_.RetireForRetry(range, first, count);
-    cooling_ += count;
     range->lingering += count;
     return absl::OkStatus();
   }
   if (!status.ok()) return Quarantine(range, first, count, status);
   for (uint64_t i = first; i < first + count; ++i) {
-    // A commit that failed may be tried again at once: its pages stay.
-    if (reason == UnmapReason::kRolledBack) {
-      pool_.PutBack(range->slots[i].page);
-    } else {
-      pool_.Put(range->slots[i].page);
-    }
-    range->slots[i] = PageSlot();
+    Empty(&range->slots[i], reason);
   }
   if (reason == UnmapReason::kFreed) unmapped_ += count;
   return absl::OkStatus();
@@ -217,9 +341,8 @@ absl::Status BackingStore::Quarantine(ManagedRange* range, uint64_t first,
                                       uint64_t count,
                                       const absl::Status& cause) {
   for (uint64_t i = first; i < first + count; ++i) {
-    range->slots[i].state = SlotState::kQuarantined;
+    SetState(&range->slots[i], SlotState::kQuarantined);
   }
-  quarantined_slots_ += count;
   range->lingering += count;
   const absl::Status error = absl::DataLossError(absl::StrCat(
       count, " pages at device address ",
@@ -233,7 +356,6 @@ absl::Status BackingStore::Quarantine(ManagedRange* range, uint64_t first,
 void BackingStore::Clear(ManagedRange* range) {
   range->ForEachRun(0, range->slots.size(), IsLive,
                     [&](uint64_t first, uint64_t count) {
-                      UncountLive(range->owner(), count);
                       (void)UnmapRun(range, first, count, UnmapReason::kFreed);
                     });
   // What is left was refused. That may have been passing, and of a run that was
@@ -242,36 +364,55 @@ void BackingStore::Clear(ManagedRange* range) {
     PageSlot& slot = range->slots[i];
     if (IsUnbacked(slot)) continue;
     (void)driver_->Unmap(range->SlotAddress(i, page_size_), page_size_);
-    pool_.Put(slot.page);
-    slot = PageSlot();
+    Empty(&slot, UnmapReason::kFreed);
   }
 }
 
 // ---- Accounts ---------------------------------------------------------------
 
-uint64_t BackingStore::SetOwner(ManagedRange* range, OwnerId owner) {
-  const auto live = static_cast<uint64_t>(
-      std::count_if(range->slots.begin(), range->slots.end(), IsLive));
-  if (live > 0) {
-    UncountLive(range->owner(), live);
-    CountLive(owner, live);
+void BackingStore::Fill(PageSlot* slot, PageRecord* page, OwnerId owner) {
+  if (page->slots() == 0) page->owner = owner;
+  slot->page = page;
+  SetState(slot, SlotState::kLive);
+}
+
+void BackingStore::Empty(PageSlot* slot, UnmapReason reason) {
+  PageRecord* const page = slot->page;
+  SetState(slot, SlotState::kUnbacked);
+  *slot = PageSlot();
+  if (page->slots() > 0) return;
+  // A commit that failed may be tried again at once: its pages stay.
+  if (reason == UnmapReason::kRolledBack) {
+    pool_.PutBack(page);
+  } else {
+    pool_.Put(page);
+  }
+}
+
+absl::Status BackingStore::SetOwner(ManagedRange* range, OwnerId owner,
+                                    uint64_t* moved) {
+  *moved = 0;
+  // Slots of this range, for the pages that have several.
+  std::unordered_map<const PageRecord*, uint64_t> several;
+  const auto moves = [](const PageSlot& slot) {
+    return slot.state == SlotState::kLive || slot.state == SlotState::kCooling;
+  };
+  for (const PageSlot& slot : range->slots) {
+    if (moves(slot) && slot.page->slots() > 1) ++several[slot.page];
+  }
+  for (const auto& [page, slots] : several) {
+    if (uint64_t{page->live} + page->cooling == slots) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the range at ", range->address().value(), " shares page ",
+        page->handle.value(), " with another range: both have one owner"));
+  }
+  const uint64_t live_before = accounts_.live_of(owner);
+  for (const PageSlot& slot : range->slots) {
+    if (moves(slot)) accounts_.SetOwner(slot.page, owner);
   }
   range->set_owner(owner);
-  return live;
-}
-
-void BackingStore::CountLive(OwnerId owner, uint64_t pages) {
-  if (owner.value() >= live_by_owner_.size()) {
-    live_by_owner_.resize(size_t{owner.value()} + 1, 0);
-  }
-  live_by_owner_[owner.value()] += pages;
-  live_ += pages;
-  peak_live_ = std::max(peak_live_, live_);
-}
-
-void BackingStore::UncountLive(OwnerId owner, uint64_t pages) {
-  live_by_owner_[owner.value()] -= pages;
-  live_ -= pages;
+  *moved = accounts_.live_of(owner) - live_before;
+  return absl::OkStatus();
 }
 
 absl::Status BackingStore::health() const {
@@ -283,76 +424,40 @@ absl::Status BackingStore::CheckInvariants(
   const auto fail = [](auto... parts) {
     return absl::InternalError(absl::StrCat(parts...));
   };
-  uint64_t live = 0;
   uint64_t cooling = 0;
-  uint64_t quarantined = 0;
-  std::vector<uint64_t> by_owner(live_by_owner_.size(), 0);
-  std::unordered_set<PageHandle> seen;
   for (const ManagedRange* range : ranges) {
     uint64_t lingering = 0;
     for (uint64_t i = 0; i < range->slots.size(); ++i) {
       const PageSlot& slot = range->slots[i];
       const uint64_t address = range->SlotAddress(i, page_size_).value();
-      if ((slot.page == PageHandle()) != IsUnbacked(slot)) {
-        return fail("slot ", address, " has page ", slot.page.value(),
-                    " in state ", static_cast<int>(slot.state));
+      if ((slot.page == nullptr) != IsUnbacked(slot)) {
+        return fail("slot ", address, " in state ",
+                    static_cast<int>(slot.state), " has ",
+                    slot.page == nullptr ? "no page" : "a page");
       }
       if ((slot.batch != nullptr) != (slot.state == SlotState::kCooling)) {
         return fail("slot ", address, " in state ",
                     static_cast<int>(slot.state),
                     " does not agree with the retirement queue");
       }
-      if (IsUnbacked(slot)) continue;
-      if (!seen.insert(slot.page).second) {
-        return fail("page ", slot.page.value(), " is under two slots, one ",
-                    address);
+      if (slot.page != nullptr && pool_.Find(slot.page->handle) != slot.page) {
+        return fail("slot ", address, " has a page that does not exist");
       }
-      if (IsLive(slot)) {
-        ++live;
-        if (range->owner().value() >= by_owner.size()) {
-          return fail("owner ", range->owner().value(), " has no account");
-        }
-        ++by_owner[range->owner().value()];
-      } else {
-        ++lingering;
-        ++(slot.state == SlotState::kCooling ? cooling : quarantined);
-      }
+      if (slot.state == SlotState::kCooling) ++cooling;
+      if (!IsUnbacked(slot) && !IsLive(slot)) ++lingering;
     }
     if (lingering != range->lingering) {
       return fail("range ", range->address().value(), " counts ",
                   range->lingering, " lingering slots and has ", lingering);
     }
   }
-  for (const auto* pages :
-       {&pool_.cached_pages(), &pool_.quarantined_pages()}) {
-    for (const PageHandle page : *pages) {
-      if (!seen.insert(page).second) {
-        return fail("page ", page.value(), " is in the pool and in use");
-      }
-    }
+  if (cooling != queue_.CalculateCooling()) {
+    return fail(cooling, " slots cool, and the queue has ",
+                queue_.CalculateCooling());
   }
-  if (live != live_ || cooling != cooling_ ||
-      quarantined != quarantined_slots_ ||
-      cooling != queue_.CalculateCooling()) {
-    return fail("slots counted as live, cooling, quarantined: ", live_, ", ",
-                cooling_, ", ", quarantined_slots_, "; found: ", live, ", ",
-                cooling, ", ", quarantined,
-                "; in the queue: ", queue_.CalculateCooling());
-  }
-  if (by_owner != live_by_owner_) {
-    return fail("the live pages of owners do not add up to their ranges");
-  }
-  const uint64_t accounted =
-      live + cooling + quarantined + pool_.cached() + pool_.quarantined();
-  if (pool_.in_use() != accounted || pool_.in_use() > pool_.limit() ||
-      pool_.in_use() != pool_.created() - pool_.released()) {
-    return fail(
-        "in use = live + cooling + cached + quarantined does not hold: ",
-        pool_.in_use(), " = ", live, " + ", cooling, " + ", pool_.cached(),
-        " + ", quarantined + pool_.quarantined(), "; limit ", pool_.limit(),
-        ", created ", pool_.created(), ", released ", pool_.released());
-  }
-  return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(accounts_.CheckInvariants(ranges));
+  return pool_.CheckInvariants(accounts_.live() + accounts_.cooling() +
+                               accounts_.quarantined());
 }
 
 }  // namespace quire

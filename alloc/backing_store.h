@@ -7,8 +7,10 @@
 // refuses an unmap, or loses track of a run (kDataLoss), the slots and pages
 // concerned are quarantined: they are counted, and never used again.
 //
+// A page may be under several slots; it returns to the pool with the last.
+//
 // Invariants:
-//   taken pages = live + cooling + quarantined slots
+//   taken pages = live + cooling + quarantined pages
 //   in use      = live + cooling + cached + quarantined
 // Not thread-safe.
 
@@ -17,16 +19,30 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "alloc/managed_range.h"
+#include "alloc/page_accounts.h"
 #include "alloc/page_pool.h"
 #include "alloc/retirement_queue.h"
 #include "quire/alloc/driver.h"
 #include "quire/alloc/fence.h"
 
 namespace quire {
+
+// What a commit is to do: the slots [first, first + count) of `range`.
+struct CommitRequest {
+  ManagedRange* range;
+  uint64_t first;
+  uint64_t count;
+  // Empty: any page will do, and slots that are backed stay as they are. Else
+  // one for each slot, none of which is backed: the handle of a live page of
+  // the same owner, or PageHandle() where any will do.
+  std::span<const PageHandle> pages;
+};
 
 // One Commit over all of its attempts.
 struct CommitAttempt {
@@ -37,7 +53,9 @@ struct CommitAttempt {
     kMappings,  // the driver had no room for a mapping
   };
   Shortage shortage = Shortage::kNone;
-  // Slots to back at the last attempt, and pages missing for them.
+  // Slots to map at the last attempt, pages of the pool for them, and pages
+  // missing.
+  uint64_t slots = 0;
   uint64_t wanted = 0;
   uint64_t missing = 0;
   // Pages created by all attempts.
@@ -52,21 +70,24 @@ class BackingStore {
   BackingStore(Driver* driver, DeviceId device, Bytes page_size, uint64_t limit,
                uint64_t cache_limit);
 
-  // Makes the slots [first, first + count) live, or changes no slot. Where the
-  // error is kResourceExhausted, attempt->shortage says of what.
-  absl::Status TryCommit(ManagedRange* range, uint64_t first, uint64_t count,
-                         CommitAttempt* attempt);
+  // Makes the slots live, or changes none of them. Where the error is
+  // kResourceExhausted, attempt->shortage says of what.
+  absl::Status TryCommit(const CommitRequest& request, CommitAttempt* attempt);
   // After the last attempt has failed: takes back what attempts created.
   void AbandonCommit(const CommitAttempt& attempt);
 
   // The live slots among [first, first + count) cool, or are unmapped where the
-  // fence is complete. *released: how many were live. An error means that slots
-  // were quarantined.
+  // fence is complete. *released: pages that are live no more. An error means
+  // that slots were quarantined.
   absl::Status Decommit(ManagedRange* range, uint64_t first, uint64_t count,
                         const Fence& fence, uint64_t* released);
-  // Accounts the range and its live slots to another owner. Returns how many
-  // are live.
-  uint64_t SetOwner(ManagedRange* range, OwnerId owner);
+  // Puts other live pages of the same owner under the live slots from `first`
+  // on, or changes nothing; see DeviceMemory::Remap. *released as above.
+  absl::Status Remap(ManagedRange* range, uint64_t first,
+                     std::span<const PageHandle> pages, uint64_t* released);
+  // Accounts the range and its pages to another owner. *moved: how many are
+  // live. kFailedPrecondition where another range has one of them as well.
+  absl::Status SetOwner(ManagedRange* range, OwnerId owner, uint64_t* moved);
   // Unmaps what has cooled, looking at no more than `at_most` batches. Retired
   // ranges that have nothing left are appended to `drained`.
   void Harvest(size_t at_most, std::vector<ManagedRange*>* drained);
@@ -80,23 +101,20 @@ class BackingStore {
   // True where a wait can bring pages back.
   bool CanCool() const { return queue_.CanComplete(); }
 
-  uint64_t live() const { return live_; }
-  uint64_t cooling() const { return cooling_; }
-  // Handles that were not released, and slots that were not unmapped.
+  // Pages and slots by state.
+  const PageAccounts& accounts() const { return accounts_; }
+  // Pages of which nothing can be had any more: handles that were not released,
+  // and pages under no slots but such that were not unmapped.
   uint64_t quarantined() const {
-    return quarantined_slots_ + pool_.quarantined();
+    return accounts_.quarantined() + pool_.quarantined();
   }
-  // Live, cooling and quarantined slots.
-  uint64_t mapped() const { return live_ + cooling_ + quarantined_slots_; }
-  uint64_t peak_live() const { return peak_live_; }
   uint64_t commits() const { return commits_; }
   uint64_t commits_from_cache() const { return commits_from_cache_; }
-  // Grow whenever slots stop being live, and whenever they stop being mapped:
-  // what a thread that waits for pages looks at.
-  uint64_t decommitted() const { return decommitted_; }
+  // Grow whenever pages stop being live, whenever slots do, and whenever slots
+  // stop being mapped: what a thread that waits for pages looks at.
+  uint64_t pages_given_up() const { return pages_given_up_; }
+  uint64_t slots_given_up() const { return slots_given_up_; }
   uint64_t unmapped() const { return unmapped_; }
-  // Indexed by owner.
-  const std::vector<uint64_t>& live_by_owner() const { return live_by_owner_; }
   // OK, or the first refusal that led to quarantine.
   absl::Status health() const;
 
@@ -105,14 +123,27 @@ class BackingStore {
       const std::vector<const ManagedRange*>& ranges) const;
 
  private:
-  // Maps every unbacked run of [first, first + count), in order, from `pages`.
+  // The pages that `request` names, in the order of its slots, null where any
+  // will do; nothing where it names none.
+  absl::Status FindPages(const CommitRequest& request,
+                         std::vector<PageRecord*>* pages) const;
+  // A page that may be put under another slot of `owner`.
+  absl::StatusOr<PageRecord*> FindShareable(PageHandle handle,
+                                            OwnerId owner) const;
+  // Takes attempt->wanted pages from the pool.
+  absl::Status TakePages(CommitAttempt* attempt,
+                         std::vector<PageRecord*>* pages);
+  // Maps every unbacked run of [first, first + count), in order, to `pages`.
   // On failure nothing is mapped, and what is not quarantined is in the pool.
   absl::Status MapUnbacked(ManagedRange* range, uint64_t first, uint64_t count,
-                           const std::vector<PageHandle>& pages);
+                           const std::vector<PageRecord*>& pages);
+  absl::Status MapRun(const ManagedRange& range, uint64_t first,
+                      std::span<PageRecord* const> pages);
   enum class UnmapReason { kFreed, kRolledBack };
-  // Unmaps a run of slots that no account counts any more. Where the driver is
-  // out of mappings for it (to unmap may split one), the slots cool until the
-  // next try, which is no error; where it refuses, they are quarantined.
+  // Unmaps a run of slots that are live, or kCooling without a batch. Where the
+  // driver is out of mappings for it (to unmap may split one), the slots cool
+  // until the next try, which is no error; where it refuses, they are
+  // quarantined.
   absl::Status UnmapRun(ManagedRange* range, uint64_t first, uint64_t count,
                         UnmapReason reason);
   // Unmaps runs that have left the retirement queue.
@@ -120,23 +151,31 @@ class BackingStore {
   // Returns the error that says so.
   absl::Status Quarantine(ManagedRange* range, uint64_t first, uint64_t count,
                           const absl::Status& cause);
-  void CountLive(OwnerId owner, uint64_t pages);
-  void UncountLive(OwnerId owner, uint64_t pages);
+
+  void SetState(PageSlot* slot, SlotState state) {
+    accounts_.Move(slot->page, slot->state, state);
+    slot->state = state;
+  }
+  // Puts `page` under an unbacked slot, live.
+  void Fill(PageSlot* slot, PageRecord* page, OwnerId owner);
+  // The slot maps its page no more. Where it was the last, the page goes to the
+  // pool.
+  void Empty(PageSlot* slot, UnmapReason reason);
+  // Replaces the pages of live slots by `pages`, in the books.
+  void Exchange(ManagedRange* range, uint64_t first,
+                std::span<PageRecord* const> pages);
 
   Driver* const driver_;
   const Bytes page_size_;
   PagePool pool_;
+  PageAccounts accounts_;
   RetirementQueue queue_;
 
-  uint64_t live_ = 0;
-  uint64_t cooling_ = 0;
-  uint64_t quarantined_slots_ = 0;
-  uint64_t peak_live_ = 0;
   uint64_t commits_ = 0;
   uint64_t commits_from_cache_ = 0;
-  uint64_t decommitted_ = 0;
+  uint64_t pages_given_up_ = 0;
+  uint64_t slots_given_up_ = 0;
   uint64_t unmapped_ = 0;
-  std::vector<uint64_t> live_by_owner_;
   absl::Status mapping_error_;
 };
 

@@ -80,8 +80,8 @@ absl::StatusOr<AddressRange*> DeviceMemory::ReserveRange(PageCount pages,
 void DeviceMemory::ReleaseRange(AddressRange* range, const Fence& fence) {
   impl_->ReleaseRange(range, fence);
 }
-void DeviceMemory::SetOwner(AddressRange* range, OwnerId owner) {
-  impl_->SetOwner(range, owner);
+absl::Status DeviceMemory::SetOwner(AddressRange* range, OwnerId owner) {
+  return impl_->SetOwner(range, owner);
 }
 AddressRange* DeviceMemory::Find(DeviceAddress address) const {
   return impl_->Find(address);
@@ -91,11 +91,25 @@ bool DeviceMemory::Contains(DeviceAddress address) const {
 }
 absl::Status DeviceMemory::Commit(AddressRange* range, PageCount first,
                                   PageCount count) {
-  return impl_->Commit(range, first, count, /*wait=*/true);
+  return impl_->Commit(range, first, count, {}, /*wait=*/true);
 }
 absl::Status DeviceMemory::TryCommit(AddressRange* range, PageCount first,
                                      PageCount count) {
-  return impl_->Commit(range, first, count, /*wait=*/false);
+  return impl_->Commit(range, first, count, {}, /*wait=*/false);
+}
+absl::Status DeviceMemory::CommitPages(AddressRange* range, PageCount first,
+                                       std::span<const PageHandle> pages) {
+  return impl_->Commit(range, first, PageCount(pages.size()), pages,
+                       /*wait=*/true);
+}
+absl::Status DeviceMemory::TryCommitPages(AddressRange* range, PageCount first,
+                                          std::span<const PageHandle> pages) {
+  return impl_->Commit(range, first, PageCount(pages.size()), pages,
+                       /*wait=*/false);
+}
+absl::Status DeviceMemory::Remap(AddressRange* range, PageCount first,
+                                 std::span<const PageHandle> pages) {
+  return impl_->Remap(range, first, pages);
 }
 absl::Status DeviceMemory::Decommit(AddressRange* range, PageCount first,
                                     PageCount count, const Fence& fence) {
@@ -104,6 +118,10 @@ absl::Status DeviceMemory::Decommit(AddressRange* range, PageCount first,
 PageCount DeviceMemory::CommittedPages(const AddressRange* range,
                                        PageCount first, PageCount count) const {
   return impl_->CommittedPages(range, first, count);
+}
+PageHandle DeviceMemory::PageAt(const AddressRange* range,
+                                PageCount slot) const {
+  return impl_->PageAt(range, slot);
 }
 absl::Status DeviceMemory::Prepare(PageCount count) {
   return impl_->Prepare(count);
@@ -124,6 +142,7 @@ absl::Status DeviceMemory::DescribeShortage(PageCount pages) const {
 DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
   return impl_->GetStatistics();
 }
+Bytes DeviceMemory::live_bytes() const { return impl_->live_bytes(); }
 absl::Status DeviceMemory::Health() const { return impl_->Health(); }
 std::vector<Bytes> DeviceMemory::GetLiveByOwner() const {
   return impl_->GetLiveByOwner();

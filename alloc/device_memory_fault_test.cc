@@ -253,5 +253,163 @@ TEST_F(DeviceMemoryFaultTest, ACreateThatFailsAnywhereLeavesNothing) {
   }
 }
 
+// ---- Shared pages -----------------------------------------------------------
+
+class SharedPageFaultTest : public DeviceMemoryFaultTest {
+ protected:
+  static constexpr absl::StatusCode kCodes[] = {
+      absl::StatusCode::kInternal, absl::StatusCode::kResourceExhausted,
+      absl::StatusCode::kDataLoss};
+
+  // `source_` has two pages with contents 100 and 101; `range_` has them as
+  // well, in slots 1 and 2, and a page of its own in slot 3.
+  void SetUpSharing() {
+    source_ = Reserve(2);
+    range_ = Reserve(6);
+    ASSERT_TRUE(Commit(source_, 0, 2).ok());
+    for (const uint64_t slot : {0, 1}) Write(source_, slot, 100 + slot);
+    pages_ = {memory_->PageAt(source_, PageCount(0)),
+              memory_->PageAt(source_, PageCount(1))};
+    ASSERT_TRUE(memory_->CommitPages(range_, PageCount(1), pages_).ok());
+    ASSERT_TRUE(Commit(range_, 3, 1).ok());
+    Write(range_, 3, 3);
+  }
+  // Runs `operation` with one fault after another until none fires, on a fresh
+  // memory each time. `picture_` and `statistics_` are those before it.
+  void WithEachFault(
+      const std::function<absl::Status()>& operation,
+      const std::function<void(const absl::Status&, absl::StatusCode)>& check) {
+    for (const absl::StatusCode code : kCodes) {
+      for (uint64_t n = 1;; ++n) {
+        SCOPED_TRACE(n);
+        SCOPED_TRACE(static_cast<int>(code));
+        MakeMemory(Options());
+        SetUpSharing();
+        picture_ = TakePicture();
+        statistics_ = memory_->GetStatistics();
+        const uint64_t fired = faulty_->faults_fired();
+        faulty_->FailCall(n, code);
+        const absl::Status status = operation();
+        const bool failed = faulty_->faults_fired() > fired;
+        faulty_->ClearFaults();
+        ASSERT_EQ(memory_->CheckInvariants(), absl::OkStatus());
+        if (!failed) {
+          EXPECT_EQ(status, absl::OkStatus());
+          EXPECT_GT(n, 2u);
+          break;
+        }
+        check(status, code);
+        // The source has lost nothing, whatever became of the other range.
+        EXPECT_EQ(Committed(source_, 0, 2), 2u);
+        EXPECT_EQ(Read(source_, 0), 100u);
+        EXPECT_EQ(Read(source_, 1), 101u);
+        memory_.reset();
+        EXPECT_THAT(driver_->Leaks(), IsEmpty());
+      }
+    }
+  }
+
+  AddressRange* source_ = nullptr;
+  std::vector<PageHandle> pages_;
+  Picture picture_;
+  DeviceMemoryStatistics statistics_;
+};
+
+TEST_F(SharedPageFaultTest, ACommitOfPagesThatFailsAnywhereChangesNothing) {
+  const auto commit = [&] {
+    return memory_->CommitPages(
+        range_, PageCount(4), std::vector<PageHandle>{PageHandle(), pages_[0]});
+  };
+  WithEachFault(commit, [&](const absl::Status& status, absl::StatusCode code) {
+    // A passing lack is got over by asking again where something was freed;
+    // nothing was here.
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_EQ(TakePicture(), picture_);
+    const DeviceMemoryStatistics now = memory_->GetStatistics();
+    EXPECT_EQ(now.live, statistics_.live);
+    EXPECT_EQ(now.peak_live, statistics_.peak_live);
+    if (memory_->Health().ok()) {
+      EXPECT_EQ(now.in_use, statistics_.in_use);
+      EXPECT_EQ(commit(), absl::OkStatus());
+      EXPECT_EQ(Read(range_, 5), 100u);
+    } else {
+      // The driver lost the run: the shared page is live elsewhere, the new one
+      // is not.
+      EXPECT_EQ(code, absl::StatusCode::kDataLoss);
+      EXPECT_EQ(now.quarantined, kPage);
+      EXPECT_EQ(now.mapped.value(),
+                statistics_.mapped.value() + 2 * kPageBytes);
+      EXPECT_EQ(commit().code(), absl::StatusCode::kDataLoss);
+    }
+  });
+}
+
+TEST_F(SharedPageFaultTest, ARemapThatFailsAnywhereIsUndone) {
+  // Slots 2 and 3 both get the first page: the page of slot 3 comes free.
+  const auto remap = [&] {
+    return memory_->Remap(range_, PageCount(2),
+                          std::vector<PageHandle>{pages_[0], pages_[0]});
+  };
+  WithEachFault(remap, [&](const absl::Status& status, absl::StatusCode code) {
+    EXPECT_EQ(status.code(), code) << status;
+    const DeviceMemoryStatistics now = memory_->GetStatistics();
+    EXPECT_EQ(now.in_use, statistics_.in_use);
+    if (memory_->Health().ok()) {
+      EXPECT_EQ(TakePicture(), picture_);
+      EXPECT_EQ(remap(), absl::OkStatus());
+      EXPECT_EQ(Read(range_, 3), 100u);
+    } else {
+      EXPECT_EQ(code, absl::StatusCode::kDataLoss);
+      EXPECT_EQ(Committed(range_, 0, 6), 1u);
+      EXPECT_EQ(now.mapped, statistics_.mapped);
+      EXPECT_EQ(remap().code(), absl::StatusCode::kFailedPrecondition);
+    }
+  });
+}
+
+TEST_F(SharedPageFaultTest, ARemapThatCannotBeUndoneIsQuarantined) {
+  SetUpSharing();
+  faulty_->FailCall(DriverCall::kMap, 1, absl::StatusCode::kInternal);
+  faulty_->FailCall(DriverCall::kMap, 2, absl::StatusCode::kInternal);
+  EXPECT_EQ(memory_
+                ->Remap(range_, PageCount(2),
+                        std::vector<PageHandle>{pages_[0], pages_[0]})
+                .code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(memory_->CheckInvariants(), absl::OkStatus());
+  // Slot 2 had a page that is live elsewhere, slot 3 the only slot of its page.
+  const DeviceMemoryStatistics now = memory_->GetStatistics();
+  EXPECT_EQ(now.quarantined, kPage);
+  EXPECT_EQ(now.live.value(), 2 * kPageBytes);
+  EXPECT_EQ(now.mapped.value(), 5 * kPageBytes);
+  EXPECT_EQ(now.shared.value(), 2 * kPageBytes);
+  EXPECT_EQ(memory_->Health().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Read(range_, 1), 100u);
+  EXPECT_EQ(Commit(range_, 2, 1).code(), absl::StatusCode::kDataLoss);
+  // A page that also lies in quarantine is not handed out again.
+  memory_->ReleaseRange(source_, Fence());
+  EXPECT_EQ(memory_->GetStatistics().live, kPage);
+  EXPECT_EQ(memory_->GetStatistics().quarantined.value(), 2 * kPageBytes);
+  memory_->ReleaseRange(range_, Fence());
+  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(1));
+  memory_.reset();
+  EXPECT_THAT(driver_->Leaks(), IsEmpty());
+}
+
+TEST_F(SharedPageFaultTest, ARemapForWantOfMappingsSaysSo) {
+  SetUpSharing();
+  faulty_->FailCallsFrom(DriverCall::kMap, 1,
+                         absl::StatusCode::kResourceExhausted);
+  faulty_->FailCallsFrom(DriverCall::kUnmap, 1,
+                         absl::StatusCode::kResourceExhausted);
+  const absl::Status status = memory_->Remap(range_, PageCount(3), pages_[0]);
+  const auto verdict = OutOfMemoryVerdict::FromStatus(status);
+  ASSERT_TRUE(verdict.has_value()) << status;
+  EXPECT_EQ(verdict->kind, ShortageKind::kMappings);
+  EXPECT_EQ(verdict->requested, kPage);
+  faulty_->ClearFaults();
+  EXPECT_EQ(Read(range_, 3), 3u);
+}
+
 }  // namespace
 }  // namespace quire

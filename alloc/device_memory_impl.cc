@@ -28,6 +28,12 @@ constexpr std::chrono::microseconds kLastPollInterval(500);
 constexpr uint64_t kSlotsCheckedAlways = 4096;
 constexpr uint64_t kMutationsPerCheck = 64;
 
+absl::Status CheckOwner(OwnerId owner) {
+  if (owner.value() < kMaxOwners) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("owner ", owner.value(), " is not below ", kMaxOwners));
+}
+
 }  // namespace
 
 DeviceMemory::Impl::~Impl() {
@@ -47,10 +53,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveRange(
     return absl::InvalidArgumentError(absl::StrCat(
         "alignment ", alignment.value(), " is not a power of two"));
   }
-  if (owner.value() >= kMaxOwners) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("owner ", owner.value(), " is not below ", kMaxOwners));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
   ReliefState relief;
   do {
     MutexLock lock(&mutex_);
@@ -69,7 +72,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveRange(
     addresses_->Publish(*first, pages.value(), range.get());
     AddressRange* const result = range.get();
     ranges_.emplace(*first, std::move(range));
-    CheckAfterMutation();
+    AfterMutation();
     return result;
   } while (pages.value() <= addresses_->total_pages() &&
            Relieve(pages.value(), &relief));
@@ -87,24 +90,28 @@ void DeviceMemory::Impl::ReleaseRange(AddressRange* range, const Fence& fence) {
   if (released > 0) Record(TraceAction::kDecommit, range, 0, released);
   if (managed->lingering == 0) FreeAddresses(managed);
   Harvest(kBatchesPerDecommit);
-  CheckAfterMutation();
+  AfterMutation();
   freed_.NotifyAll();
 }
 
-void DeviceMemory::Impl::SetOwner(AddressRange* range, OwnerId owner) {
-  if (range->owner() == owner) return;
+absl::Status DeviceMemory::Impl::SetOwner(AddressRange* range, OwnerId owner) {
+  if (range->owner() == owner) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
   MutexLock lock(&mutex_);
   const OwnerId before = range->owner();
-  const uint64_t moved =
-      backing_.SetOwner(static_cast<ManagedRange*>(range), owner);
+  uint64_t moved = 0;
+  QUIRE_RETURN_IF_ERROR(
+      backing_.SetOwner(static_cast<ManagedRange*>(range), owner, &moved));
+  const uint64_t live = backing_.accounts().live();
   if (trace_ != nullptr && moved > 0) {
     // A trace knows no change of owner: to it the pages leave and come back.
     trace_->Record(TraceAction::kDecommit, before, range->address(),
-                   PageBytes(moved), PageBytes(backing_.live() - moved));
+                   PageBytes(moved), PageBytes(live - moved));
     trace_->Record(TraceAction::kCommit, owner, range->address(),
-                   PageBytes(moved), PageBytes(backing_.live()));
+                   PageBytes(moved), PageBytes(live));
   }
-  CheckAfterMutation();
+  AfterMutation();
+  return absl::OkStatus();
 }
 
 void DeviceMemory::Impl::FreeAddresses(ManagedRange* range) {
@@ -134,20 +141,21 @@ absl::Status DeviceMemory::Impl::CheckSlots(const AddressRange* range,
 }
 
 absl::Status DeviceMemory::Impl::Commit(AddressRange* range, PageCount first,
-                                        PageCount count, bool wait) {
+                                        PageCount count,
+                                        std::span<const PageHandle> pages,
+                                        bool wait) {
   QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, count));
-  auto* const managed = static_cast<ManagedRange*>(range);
+  const CommitRequest request{static_cast<ManagedRange*>(range), first.value(),
+                              count.value(), pages};
   CommitAttempt attempt;
   ReliefState relief;
   relief.may_wait = wait;
   absl::Status status;
   do {
     MutexLock lock(&mutex_);
-    status =
-        backing_.TryCommit(managed, first.value(), count.value(), &attempt);
+    status = backing_.TryCommit(request, &attempt);
     if (absl::IsResourceExhausted(status) && HarvestAll()) {
-      status =
-          backing_.TryCommit(managed, first.value(), count.value(), &attempt);
+      status = backing_.TryCommit(request, &attempt);
     }
     relief.freed_before = FreedSoFar();
     if (status.ok() && attempt.became_live > 0) {
@@ -156,7 +164,7 @@ absl::Status DeviceMemory::Impl::Commit(AddressRange* range, PageCount first,
     if (!status.ok() && !absl::IsResourceExhausted(status)) {
       backing_.AbandonCommit(attempt);
     }
-    CheckAfterMutation();
+    AfterMutation();
     // More than the limit is never to be had: nobody's cache is worth trying.
     if (!absl::IsResourceExhausted(status) ||
         attempt.wanted > backing_.pool().limit()) {
@@ -167,12 +175,38 @@ absl::Status DeviceMemory::Impl::Commit(AddressRange* range, PageCount first,
   {
     MutexLock lock(&mutex_);
     backing_.AbandonCommit(attempt);
-    CheckAfterMutation();
+    AfterMutation();
     freed_.NotifyAll();
   }
   // What does not wait is tried again by its caller: no failure to report yet.
-  return OutOfMemory(wait ? range : nullptr, first, attempt.wanted, status,
+  const bool of_mappings =
+      attempt.shortage == CommitAttempt::Shortage::kMappings;
+  return OutOfMemory(wait ? range : nullptr, first,
+                     of_mappings ? attempt.slots : attempt.wanted, status,
                      attempt.shortage);
+}
+
+absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
+                                       std::span<const PageHandle> pages) {
+  QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, PageCount(pages.size())));
+  auto* const managed = static_cast<ManagedRange*>(range);
+  absl::Status status;
+  {
+    MutexLock lock(&mutex_);
+    uint64_t released = 0;
+    status = backing_.Remap(managed, first.value(), pages, &released);
+    if (absl::IsResourceExhausted(status) && HarvestAll()) {
+      status = backing_.Remap(managed, first.value(), pages, &released);
+    }
+    if (released > 0) {
+      Record(TraceAction::kDecommit, range, first.value(), released);
+    }
+    AfterMutation();
+    freed_.NotifyAll();
+  }
+  if (!absl::IsResourceExhausted(status)) return status;
+  return OutOfMemory(nullptr, first, pages.size(), status,
+                     CommitAttempt::Shortage::kMappings);
 }
 
 absl::Status DeviceMemory::Impl::Decommit(AddressRange* range, PageCount first,
@@ -187,7 +221,7 @@ absl::Status DeviceMemory::Impl::Decommit(AddressRange* range, PageCount first,
     Record(TraceAction::kDecommit, range, first.value(), released);
   }
   Harvest(kBatchesPerDecommit);
-  CheckAfterMutation();
+  AfterMutation();
   freed_.NotifyAll();
   return status;
 }
@@ -204,6 +238,15 @@ PageCount DeviceMemory::Impl::CommittedPages(const AddressRange* range,
       static_cast<uint64_t>(std::count_if(begin, end, [](const PageSlot& slot) {
         return slot.state == SlotState::kLive;
       })));
+}
+
+PageHandle DeviceMemory::Impl::PageAt(const AddressRange* range,
+                                      PageCount slot) const {
+  if (slot >= range->pages()) return PageHandle();
+  MutexLock lock(&mutex_);
+  const PageSlot& found =
+      static_cast<const ManagedRange*>(range)->slots[slot.value()];
+  return found.state == SlotState::kLive ? found.page->handle : PageHandle();
 }
 
 bool DeviceMemory::Impl::Relieve(uint64_t wanted, ReliefState* state) {
@@ -224,19 +267,24 @@ bool DeviceMemory::Impl::Relieve(uint64_t wanted, ReliefState* state) {
 
 bool DeviceMemory::Impl::AskReclaimers(uint64_t wanted, Ask ask) {
   // Counted here and not by what reclaimers say, so that one that promises and
-  // does not give cannot keep a commit going round.
-  const auto decommitted = [this] {
-    MutexLock lock(&mutex_);
-    return backing_.decommitted();
+  // does not give cannot keep a commit going round. A page under several slots
+  // comes with the last of them: each slot given up is a step on the way.
+  struct GivenUp {
+    uint64_t pages;
+    uint64_t slots;
   };
-  const uint64_t before = decommitted();
-  uint64_t given = 0;
+  const auto given_up = [this]() -> GivenUp {
+    MutexLock lock(&mutex_);
+    return {backing_.pages_given_up(), backing_.slots_given_up()};
+  };
+  const GivenUp before = given_up();
+  GivenUp now = before;
   reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
-    (reclaimer->*ask)(PageCount(wanted - given));
-    given = decommitted() - before;
-    return given < wanted;
+    (reclaimer->*ask)(PageCount(wanted - (now.pages - before.pages)));
+    now = given_up();
+    return now.pages - before.pages < wanted;
   });
-  return given > 0;
+  return now.slots > before.slots;
 }
 
 bool DeviceMemory::Impl::WaitForCooling(uint64_t freed_before) {
@@ -245,7 +293,7 @@ bool DeviceMemory::Impl::WaitForCooling(uint64_t freed_before) {
        interval = std::min(interval * 2, kLastPollInterval)) {
     HarvestAll();
     if (FreedSoFar() != freed_before) {
-      CheckAfterMutation();
+      AfterMutation();
       freed_.NotifyAll();
       return true;
     }
@@ -265,7 +313,7 @@ absl::Status DeviceMemory::Impl::Prepare(PageCount count) {
     uint64_t created = 0;
     status = pool.Prepare(wanted, &created);
     if (!status.ok()) pool.Trim(pool.cached() - created);
-    CheckAfterMutation();
+    AfterMutation();
   }
   if (!absl::IsResourceExhausted(status)) return status;
   return OutOfMemory(nullptr, PageCount(0), wanted, status,
@@ -289,7 +337,7 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
   MutexLock lock(&mutex_);
   HarvestAll();
   const uint64_t given_back = backing_.pool().Trim(keep.value());
-  CheckAfterMutation();
+  AfterMutation();
   freed_.NotifyAll();
   return PageCount(given_back);
 }
@@ -310,11 +358,11 @@ OutOfMemoryVerdict DeviceMemory::Impl::DescribeShortage(PageCount pages) {
     facts.limit = PageBytes(pool.limit());
     facts.in_use = PageBytes(pool.in_use());
     facts.cached = PageBytes(pool.cached());
-    facts.cooling = PageBytes(backing_.cooling());
+    facts.cooling = PageBytes(backing_.accounts().cooling());
     // Less than a page of free memory is none.
     facts.device_free = PageBytes(
         info.ok() ? info->free.value() / page_size_.value() : pool.growable());
-    const std::vector<uint64_t>& by_owner = backing_.live_by_owner();
+    const std::vector<uint64_t>& by_owner = backing_.accounts().live_by_owner();
     for (uint32_t owner = 0; owner < by_owner.size(); ++owner) {
       if (by_owner[owner] == 0) continue;
       facts.owners.emplace_back(owners_->Name(OwnerId(owner)),
@@ -353,7 +401,7 @@ absl::Status DeviceMemory::Impl::OutOfAddresses(PageCount pages) const {
   verdict.limit = PageBytes(addresses_->total_pages());
   verdict.free = PageBytes(addresses_->free_pages());
   verdict.largest_possible = PageBytes(addresses_->largest_free_run());
-  verdict.cooling = PageBytes(backing_.cooling());
+  verdict.cooling = PageBytes(backing_.accounts().cooling());
   verdict.advice =
       "reserve more addresses at start (address_space), or shorter ranges; "
       "this is not lack of memory";
@@ -366,7 +414,7 @@ void DeviceMemory::Impl::Record(TraceAction action, const AddressRange* range,
   trace_->Record(
       action, range->owner(),
       static_cast<const ManagedRange*>(range)->SlotAddress(first, page_size_),
-      PageBytes(pages), PageBytes(backing_.live()));
+      PageBytes(pages), PageBytes(backing_.accounts().live()));
 }
 
 // ---- Figures ----------------------------------------------------------------
@@ -374,22 +422,26 @@ void DeviceMemory::Impl::Record(TraceAction action, const AddressRange* range,
 DeviceMemoryStatistics DeviceMemory::Impl::GetStatistics() const {
   MutexLock lock(&mutex_);
   const PagePool& pool = backing_.pool();
+  const PageAccounts& accounts = backing_.accounts();
   const uint64_t reserved =
       addresses_->total_pages() - addresses_->free_pages();
+  const uint64_t mapped = accounts.mapped_slots();
   DeviceMemoryStatistics statistics;
   statistics.page_size = page_size_;
   statistics.limit = PageBytes(pool.limit());
   statistics.address_space = PageBytes(addresses_->total_pages());
   statistics.reserved = PageBytes(reserved);
-  statistics.mapped = PageBytes(backing_.mapped());
-  statistics.unmapped = PageBytes(reserved - backing_.mapped());
+  statistics.mapped = PageBytes(mapped);
+  statistics.unmapped = PageBytes(reserved - mapped);
+  statistics.shared = PageBytes(mapped - accounts.live() - accounts.cooling() -
+                                accounts.quarantined());
   statistics.in_use = PageBytes(pool.in_use());
-  statistics.live = PageBytes(backing_.live());
-  statistics.cooling = PageBytes(backing_.cooling());
+  statistics.live = PageBytes(accounts.live());
+  statistics.cooling = PageBytes(accounts.cooling());
   statistics.cached = PageBytes(pool.cached());
   statistics.quarantined = PageBytes(backing_.quarantined());
   statistics.peak_in_use = PageBytes(pool.peak_in_use());
-  statistics.peak_live = PageBytes(backing_.peak_live());
+  statistics.peak_live = PageBytes(accounts.peak_live());
   statistics.growable = PageBytes(pool.growable());
   statistics.pages_created = pool.created();
   statistics.pages_released = pool.released();
@@ -406,8 +458,8 @@ absl::Status DeviceMemory::Impl::Health() const {
 std::vector<Bytes> DeviceMemory::Impl::GetLiveByOwner() const {
   MutexLock lock(&mutex_);
   std::vector<Bytes> live;
-  live.reserve(backing_.live_by_owner().size());
-  for (const uint64_t pages : backing_.live_by_owner()) {
+  live.reserve(backing_.accounts().live_by_owner().size());
+  for (const uint64_t pages : backing_.accounts().live_by_owner()) {
     live.push_back(PageBytes(pages));
   }
   return live;
@@ -423,7 +475,7 @@ std::vector<DeviceMemory::PageMapEntry> DeviceMemory::Impl::CalculatePageMap()
       if (slot.state != SlotState::kLive && slot.state != SlotState::kCooling) {
         continue;
       }
-      entries.push_back({range->SlotAddress(i, page_size_), slot.page,
+      entries.push_back({range->SlotAddress(i, page_size_), slot.page->handle,
                          range->owner(), slot.state == SlotState::kCooling});
     }
   }
@@ -435,7 +487,8 @@ absl::Status DeviceMemory::Impl::CheckInvariants() const {
   return CheckInvariantsLocked();
 }
 
-void DeviceMemory::Impl::CheckAfterMutation() const {
+void DeviceMemory::Impl::AfterMutation() {
+  live_pages_.store(backing_.accounts().live(), std::memory_order_relaxed);
   if constexpr (kInternalChecks) {
     const uint64_t reserved =
         addresses_->total_pages() - addresses_->free_pages();

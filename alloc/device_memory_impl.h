@@ -6,10 +6,12 @@
 #ifndef QUIRE_ALLOC_DEVICE_MEMORY_IMPL_H_
 #define QUIRE_ALLOC_DEVICE_MEMORY_IMPL_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -49,25 +51,36 @@ class DeviceMemory::Impl {
       ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseRange(AddressRange* range, const Fence& fence)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void SetOwner(AddressRange* range, OwnerId owner) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status SetOwner(AddressRange* range, OwnerId owner)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   AddressRange* Find(DeviceAddress address) const {
     return addresses_->Find(address);
   }
   bool Contains(DeviceAddress address) const {
     return addresses_->Contains(address);
   }
+  // `pages`: see CommitRequest. REQUIRES: none, or `count` of them.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count,
-                      bool wait) ABSL_LOCKS_EXCLUDED(mutex_);
+                      std::span<const PageHandle> pages, bool wait)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Remap(AddressRange* range, PageCount first,
+                     std::span<const PageHandle> pages)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Decommit(AddressRange* range, PageCount first, PageCount count,
                         const Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
   PageCount CommittedPages(const AddressRange* range, PageCount first,
                            PageCount count) const ABSL_LOCKS_EXCLUDED(mutex_);
+  PageHandle PageAt(const AddressRange* range, PageCount slot) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Prepare(PageCount count) ABSL_LOCKS_EXCLUDED(mutex_);
   PageCount Trim(PageCount keep) ABSL_LOCKS_EXCLUDED(mutex_);
   // What a commit of so many pages that cannot be had would be told.
   OutOfMemoryVerdict DescribeShortage(PageCount pages)
       ABSL_LOCKS_EXCLUDED(mutex_);
   DeviceMemoryStatistics GetStatistics() const ABSL_LOCKS_EXCLUDED(mutex_);
+  Bytes live_bytes() const {
+    return PageBytes(live_pages_.load(std::memory_order_relaxed));
+  }
   absl::Status Health() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<Bytes> GetLiveByOwner() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<PageMapEntry> CalculatePageMap() const
@@ -123,8 +136,9 @@ class DeviceMemory::Impl {
     return CheckedBytes(PageCount(pages), page_size_)
         .value_or(Bytes(UINT64_MAX));
   }
-  // After every mutation, in checking builds.
-  void CheckAfterMutation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // After every mutation: publishes live_pages_, and checks everything in
+  // checking builds.
+  void AfterMutation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckInvariantsLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -145,7 +159,9 @@ class DeviceMemory::Impl {
   std::map<uint64_t, std::shared_ptr<ManagedRange>> ranges_
       ABSL_GUARDED_BY(mutex_);
   BackingStore backing_ ABSL_GUARDED_BY(mutex_);
-  mutable uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of the accounts, for readers without the lock.
+  std::atomic<uint64_t> live_pages_{0};
+  uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace quire

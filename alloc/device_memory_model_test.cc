@@ -1,17 +1,19 @@
 // Random programs against a plain model of every slot.
 //
-// The model knows what each slot must be and what must be in it; it knows
-// nothing of handles, batches or runs. Streams are held up by gates, so that
-// the model knows which fences are complete.
+// The model knows what each slot must be, which slots have one page, and what
+// must be in it; it knows nothing of handles, batches or runs. Streams are held
+// up by gates, so that the model knows which fences are complete.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "alloc/testing/device_memory_fixture.h"
@@ -20,18 +22,21 @@ namespace quire {
 namespace {
 
 constexpr size_t kStreams = 3;
+constexpr OwnerId kOtherOwner{2};
 
 class DeviceMemoryModelTest : public DeviceMemoryFixture {
  protected:
   struct Slot {
     enum class State { kUnbacked, kLive, kCooling };
     State state = State::kUnbacked;
+    // Slots with one page have one content, and no two pages have the same.
     uint64_t content = 0;
     size_t stream = 0;  // of the fence, while cooling
   };
   struct Range {
     AddressRange* handle;  // null once released
     DeviceAddress address;
+    OwnerId owner;
     std::vector<Slot> slots;
   };
 
@@ -39,16 +44,34 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
     gates_[stream] = std::make_unique<Gate>(driver_.get(), streams_[stream]);
   }
 
-  uint64_t Count(Slot::State state) const {
-    uint64_t count = 0;
+  std::vector<const Slot*> SlotsIn(Slot::State state) const {
+    std::vector<const Slot*> slots;
     for (const Range& range : ranges_) {
-      for (const Slot& slot : range.slots) count += slot.state == state;
+      for (const Slot& slot : range.slots) {
+        if (slot.state == state) slots.push_back(&slot);
+      }
     }
-    return count;
+    return slots;
+  }
+  // Pages by content; one that is live under any slot is not cooling.
+  std::set<uint64_t> Live() const {
+    std::set<uint64_t> pages;
+    for (const Slot* slot : SlotsIn(Slot::State::kLive)) {
+      pages.insert(slot->content);
+    }
+    return pages;
+  }
+  std::set<uint64_t> Cooling() const {
+    const std::set<uint64_t> live = Live();
+    std::set<uint64_t> pages;
+    for (const Slot* slot : SlotsIn(Slot::State::kCooling)) {
+      if (live.count(slot->content) == 0) pages.insert(slot->content);
+    }
+    return pages;
   }
 
   void Step() {
-    switch (random_() % 10) {
+    switch (random_() % 14) {
       case 0:
         return ReserveOne();
       case 1:
@@ -63,6 +86,13 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
         return DecommitSome();
       case 8:
         return PassAFence();
+      case 9:
+      case 10:
+        return CommitChosenPages();
+      case 11:
+        return RemapSome();
+      case 12:
+        return ChangeOwner();
       default:
         if (random_() % 2 == 0) {
           memory_->Trim(PageCount(random_() % 8));
@@ -82,7 +112,8 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
     const auto range =
         memory_->ReserveRange(PageCount(pages), kOwner, alignment);
     ASSERT_TRUE(range.ok()) << range.status();
-    ranges_.push_back({*range, (*range)->address(), std::vector<Slot>(pages)});
+    ranges_.push_back(
+        {*range, (*range)->address(), kOwner, std::vector<Slot>(pages)});
   }
 
   Range* AnyRange() {
@@ -116,6 +147,117 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
     for (Slot& slot : range->slots) Give(&slot, stream);
   }
 
+  bool HasRoomFor(uint64_t pages) const {
+    return Live().size() + Cooling().size() + pages <= kLimitPages;
+  }
+
+  // A live slot of some range of `owner`, or null.
+  struct Source {
+    Range* range = nullptr;
+    uint64_t slot = 0;
+  };
+  Source AnySource(OwnerId owner) {
+    std::vector<Source> sources;
+    for (Range& range : ranges_) {
+      if (range.handle == nullptr || range.owner != owner) continue;
+      for (uint64_t i = 0; i < range.slots.size(); ++i) {
+        if (range.slots[i].state == Slot::State::kLive) {
+          sources.push_back({&range, i});
+        }
+      }
+    }
+    return sources.empty() ? Source() : sources[random_() % sources.size()];
+  }
+  static PageHandle PageOf(DeviceMemory* memory, const Source& source) {
+    return memory->PageAt(source.range->handle, PageCount(source.slot));
+  }
+
+  // New and shared pages side by side, in the first gap behind a random slot.
+  void CommitChosenPages() {
+    Range* const range = AnyRange();
+    if (range == nullptr) return;
+    uint64_t first = random_() % range->slots.size();
+    const uint64_t most = 1 + random_() % 6;
+    std::vector<Slot>& slots = range->slots;
+    while (first < slots.size() &&
+           slots[first].state != Slot::State::kUnbacked) {
+      ++first;
+    }
+    std::vector<PageHandle> pages;
+    std::vector<uint64_t> contents;  // 0: a new page
+    uint64_t wanted = 0;
+    for (uint64_t i = first; i < slots.size() && pages.size() < most &&
+                             slots[i].state == Slot::State::kUnbacked;
+         ++i) {
+      const Source source =
+          random_() % 3 == 0 ? Source() : AnySource(range->owner);
+      wanted += source.range == nullptr;
+      pages.push_back(source.range == nullptr ? PageHandle()
+                                              : PageOf(memory_.get(), source));
+      contents.push_back(source.range == nullptr
+                             ? 0
+                             : source.range->slots[source.slot].content);
+    }
+    if (pages.empty() || !HasRoomFor(wanted)) return;
+    ASSERT_EQ(memory_->CommitPages(range->handle, PageCount(first), pages),
+              absl::OkStatus());
+    for (uint64_t i = 0; i < pages.size(); ++i) {
+      Slot& slot = slots[first + i];
+      slot.state = Slot::State::kLive;
+      slot.content = contents[i];
+      if (contents[i] != 0) continue;
+      slot.content = ++last_content_;
+      Write(range->handle, first + i, slot.content);
+    }
+  }
+
+  void RemapSome() {
+    Range* const range = AnyRange();
+    if (range == nullptr) return;
+    uint64_t first = random_() % range->slots.size();
+    const uint64_t most = 1 + random_() % 4;
+    std::vector<PageHandle> pages;
+    std::vector<uint64_t> contents;
+    for (uint64_t i = first; i < range->slots.size() && pages.size() < most &&
+                             range->slots[i].state == Slot::State::kLive;
+         ++i) {
+      const Source source = AnySource(range->owner);
+      pages.push_back(PageOf(memory_.get(), source));
+      contents.push_back(source.range->slots[source.slot].content);
+    }
+    ASSERT_EQ(memory_->Remap(range->handle, PageCount(first), pages),
+              absl::OkStatus());
+    for (uint64_t i = 0; i < pages.size(); ++i) {
+      range->slots[first + i].content = contents[i];
+    }
+  }
+
+  void ChangeOwner() {
+    Range* const range = AnyRange();
+    if (range == nullptr) return;
+    const auto pages_of = [](const Range& from) {
+      std::set<uint64_t> pages;
+      for (const Slot& slot : from.slots) {
+        if (slot.state != Slot::State::kUnbacked) pages.insert(slot.content);
+      }
+      return pages;
+    };
+    const std::set<uint64_t> own = pages_of(*range);
+    bool shares = false;
+    for (const Range& other : ranges_) {
+      if (&other == range) continue;
+      for (const uint64_t page : pages_of(other)) {
+        shares = shares || own.count(page) > 0;
+      }
+    }
+    const OwnerId owner = random_() % 2 == 0 ? kOwner : kOtherOwner;
+    const bool refused = shares && owner != range->owner;
+    ASSERT_EQ(memory_->SetOwner(range->handle, owner).code(),
+              refused ? absl::StatusCode::kFailedPrecondition
+                      : absl::StatusCode::kOk);
+    if (!refused) range->owner = owner;
+  }
+
   void CommitSome() {
     Range* const range = AnyRange();
     if (range == nullptr) return;
@@ -126,9 +268,7 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
       wanted += range->slots[i].state == Slot::State::kUnbacked;
     }
     // What needs a gate to open would wait for this very thread.
-    const uint64_t held =
-        Count(Slot::State::kLive) + Count(Slot::State::kCooling);
-    if (held + wanted > kLimitPages) return;
+    if (!HasRoomFor(wanted)) return;
     ASSERT_EQ(Commit(range->handle, first, count), absl::OkStatus());
     for (uint64_t i = first; i < first + count; ++i) {
       Slot& slot = range->slots[i];
@@ -180,6 +320,23 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
     });
   }
 
+  void CompareOwners() {
+    std::map<OwnerId, std::set<uint64_t>> pages;
+    for (const Range& range : ranges_) {
+      for (const Slot& slot : range.slots) {
+        if (slot.state == Slot::State::kLive) {
+          pages[range.owner].insert(slot.content);
+        }
+      }
+    }
+    const std::vector<Bytes> live = memory_->GetLiveByOwner();
+    for (uint32_t owner = 0; owner < live.size(); ++owner) {
+      ASSERT_EQ(live[owner].value(), pages[OwnerId(owner)].size() * kPageBytes);
+      pages.erase(OwnerId(owner));
+    }
+    for (const auto& [owner, left] : pages) ASSERT_TRUE(left.empty());
+  }
+
   void Compare() {
     ForgetDrained();
     std::map<uint64_t, bool> expected;  // address to cooling
@@ -202,15 +359,21 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
     }
     ASSERT_EQ(found, expected);
     const DeviceMemoryStatistics statistics = memory_->GetStatistics();
-    const uint64_t live = Count(Slot::State::kLive);
-    const uint64_t cooling = Count(Slot::State::kCooling);
+    const uint64_t live = Live().size();
+    const uint64_t cooling = Cooling().size();
+    const uint64_t mapped = expected.size();
     ASSERT_EQ(statistics.live.value(), live * kPageBytes);
+    ASSERT_EQ(memory_->live_bytes(), statistics.live);
     ASSERT_EQ(statistics.cooling.value(), cooling * kPageBytes);
     ASSERT_EQ(statistics.reserved.value(), reserved * kPageBytes);
-    ASSERT_EQ(statistics.unmapped.value(),
-              (reserved - live - cooling) * kPageBytes);
+    ASSERT_EQ(statistics.mapped.value(), mapped * kPageBytes);
+    ASSERT_EQ(statistics.unmapped.value(), (reserved - mapped) * kPageBytes);
+    ASSERT_EQ(statistics.shared.value(),
+              (mapped - live - cooling) * kPageBytes);
     ASSERT_EQ(statistics.in_use.value(),
               statistics.cached.value() + (live + cooling) * kPageBytes);
+    most_shared_ = std::max(most_shared_, mapped - live - cooling);
+    CompareOwners();
     // The driver's own books agree on what exists.
     ASSERT_EQ(driver_->GetMemoryInfo(DeviceId(0))->free.value(),
               kDevicePages * kPageBytes - statistics.in_use.value());
@@ -221,6 +384,7 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
   std::vector<Range> ranges_;
   std::vector<std::unique_ptr<Gate>> gates_;
   uint64_t last_content_ = 0;
+  uint64_t most_shared_ = 0;
 };
 
 TEST_F(DeviceMemoryModelTest, RandomProgramsAgreeWithTheModel) {
@@ -243,6 +407,7 @@ TEST_F(DeviceMemoryModelTest, RandomProgramsAgreeWithTheModel) {
     gates_.clear();
     ranges_.clear();
   }
+  EXPECT_GT(most_shared_, 10u);
   memory_.reset();
 }
 

@@ -622,10 +622,10 @@ TEST_F(DeviceMemoryTest, SetOwnerMovesTheAccountOfLivePages) {
   MakeMemory(options);
   const OwnerId kv = owners_.Register("kv");
   AddressRange* const range = Reserve(4);
-  memory_->SetOwner(range, kv);
+  EXPECT_EQ(memory_->SetOwner(range, kv), absl::OkStatus());
   ASSERT_EQ(Commit(range, 0, 3), absl::OkStatus());
   EXPECT_EQ(memory_->GetLiveByOwner()[kv.value()], Bytes(3 * kPageBytes));
-  memory_->SetOwner(range, kOwner);
+  EXPECT_EQ(memory_->SetOwner(range, kOwner), absl::OkStatus());
   EXPECT_EQ(range->owner(), kOwner);
   EXPECT_EQ(memory_->GetLiveByOwner()[kv.value()], Bytes(0));
   EXPECT_EQ(memory_->GetLiveByOwner()[kOwner.value()], Bytes(3 * kPageBytes));

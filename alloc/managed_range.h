@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "alloc/page_record.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/units.h"
 
@@ -14,12 +15,10 @@ namespace quire {
 
 struct CoolingBatch;
 
-enum class SlotState : uint8_t { kUnbacked, kLive, kCooling, kQuarantined };
-
-// Invariants: page is 0 exactly where the state is kUnbacked; batch is null
+// Invariants: page is null exactly where the state is kUnbacked; batch is null
 // except where it is kCooling.
 struct PageSlot {
-  PageHandle page;
+  PageRecord* page = nullptr;
   CoolingBatch* batch = nullptr;
   SlotState state = SlotState::kUnbacked;
 };

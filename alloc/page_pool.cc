@@ -1,6 +1,8 @@
 #include "alloc/page_pool.h"
 
 #include <algorithm>
+#include <unordered_set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "quire/alloc/status_macros.h"
@@ -18,10 +20,12 @@ PagePool::PagePool(Driver* driver, DeviceId device, Bytes page_size,
 PagePool::~PagePool() {
   Trim(0);
   // A refusal may have been passing: a last try costs nothing.
-  for (const PageHandle page : quarantined_) (void)driver_->ReleasePage(page);
+  for (const PageRecord* page : quarantined_) {
+    (void)driver_->ReleasePage(page->handle);
+  }
 }
 
-absl::Status PagePool::Take(uint64_t count, std::vector<PageHandle>* pages,
+absl::Status PagePool::Take(uint64_t count, std::vector<PageRecord*>* pages,
                             uint64_t* created) {
   QUIRE_RETURN_IF_ERROR(Prepare(count, created));
   pages->insert(pages->end(), cached_.rbegin(),
@@ -30,7 +34,12 @@ absl::Status PagePool::Take(uint64_t count, std::vector<PageHandle>* pages,
   return absl::OkStatus();
 }
 
-void PagePool::Put(PageHandle page) {
+PageRecord* PagePool::Find(PageHandle page) const {
+  const auto found = records_.find(page);
+  return found == records_.end() ? nullptr : found->second.get();
+}
+
+void PagePool::Put(PageRecord* page) {
   if (cached_.size() < cache_limit_) {
     cached_.push_back(page);
   } else {
@@ -47,7 +56,9 @@ absl::Status PagePool::Prepare(uint64_t count, uint64_t* created) {
     }
     QUIRE_ASSIGN_OR_RETURN(const PageHandle page,
                            driver_->CreatePage(device_, page_size_));
-    cached_.push_back(page);
+    auto record = std::make_unique<PageRecord>(page);
+    cached_.push_back(record.get());
+    records_[page] = std::move(record);
     ++in_use_;
     ++created_;
     ++*created;
@@ -68,21 +79,42 @@ uint64_t PagePool::Trim(uint64_t keep) {
   return given_back;
 }
 
-bool PagePool::Release(PageHandle page) {
-  const absl::Status status = driver_->ReleasePage(page);
+bool PagePool::Release(PageRecord* page) {
+  const absl::Status status = driver_->ReleasePage(page->handle);
   if (!status.ok()) {
     quarantined_.push_back(page);
     if (release_error_.ok()) {
       release_error_ = absl::Status(
-          status.code(), absl::StrCat("page ", page.value(),
+          status.code(), absl::StrCat("page ", page->handle.value(),
                                       " was not released and is quarantined: ",
                                       status.message()));
     }
     return false;
   }
+  records_.erase(page->handle);
   --in_use_;
   ++released_;
   return true;
+}
+
+absl::Status PagePool::CheckInvariants(uint64_t taken) const {
+  std::unordered_set<const PageRecord*> idle;
+  for (const auto* pages : {&cached_, &quarantined_}) {
+    for (const PageRecord* page : *pages) {
+      if (page->slots() == 0 && idle.insert(page).second) continue;
+      return absl::InternalError(absl::StrCat("page ", page->handle.value(),
+                                              " is in the pool and in use"));
+    }
+  }
+  if (in_use_ != taken + idle.size() || in_use_ > limit_ ||
+      in_use_ != records_.size() || in_use_ != created_ - released_) {
+    return absl::InternalError(absl::StrCat(
+        "in use = live + cooling + cached + quarantined does not hold: ",
+        in_use_, " = ", taken, " taken + ", cached_.size(), " + ",
+        quarantined_.size(), "; limit ", limit_, ", records ", records_.size(),
+        ", created ", created_, ", released ", released_));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace quire

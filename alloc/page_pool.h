@@ -2,7 +2,8 @@
 //
 // A page is created once and then goes back and forth between the cache of
 // unmapped pages and whoever mapped it; making pages (slow) is thereby apart
-// from mapping them (fast). The pool knows nothing of addresses.
+// from mapping them (fast). The pool knows nothing of addresses. It owns the
+// record of every page, at one place from its creation to its release.
 //
 // Invariant: in_use = taken + cached + quarantined handles, and is never above
 // the limit. A handle that the driver will not take back is quarantined: it
@@ -14,9 +15,12 @@
 #define QUIRE_ALLOC_PAGE_POOL_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "alloc/page_record.h"
 #include "quire/alloc/driver.h"
 #include "quire/alloc/units.h"
 
@@ -37,13 +41,15 @@ class PagePool {
   // ones. Where they cannot be had, nothing is appended, pages created on the
   // way stay cached, and the error is kResourceExhausted for the limit, or the
   // driver's own. *created grows by the pages created in either case.
-  absl::Status Take(uint64_t count, std::vector<PageHandle>* pages,
+  absl::Status Take(uint64_t count, std::vector<PageRecord*>* pages,
                     uint64_t* created);
+  // The page of that handle, or null. One look-up in a hash table.
+  PageRecord* Find(PageHandle page) const;
   // Takes back a page that nothing maps any more.
-  void Put(PageHandle page);
+  void Put(PageRecord* page);
   // The same for a page that may be wanted again at once: kept whatever the
   // cache limit is, until the next Trim.
-  void PutBack(PageHandle page) { cached_.push_back(page); }
+  void PutBack(PageRecord* page) { cached_.push_back(page); }
   // Creates pages until `count` are cached. *created as in Take.
   absl::Status Prepare(uint64_t count, uint64_t* created);
   // Gives cached pages back to the driver, least recently used first, until at
@@ -62,13 +68,12 @@ class PagePool {
   uint64_t released() const { return released_; }
   // The first refusal to take a page back, or OK.
   const absl::Status& release_error() const { return release_error_; }
-  const std::vector<PageHandle>& cached_pages() const { return cached_; }
-  const std::vector<PageHandle>& quarantined_pages() const {
-    return quarantined_;
-  }
+  // Checks the equation, and that what is cached or quarantined is in no slot.
+  // REQUIRES: `taken` pages are mapped.
+  absl::Status CheckInvariants(uint64_t taken) const;
 
  private:
-  bool Release(PageHandle page);
+  bool Release(PageRecord* page);
 
   Driver* const driver_;
   const DeviceId device_;
@@ -76,8 +81,9 @@ class PagePool {
   const uint64_t limit_;
   const uint64_t cache_limit_;
 
-  std::vector<PageHandle> cached_;  // most recently used last
-  std::vector<PageHandle> quarantined_;
+  absl::flat_hash_map<PageHandle, std::unique_ptr<PageRecord>> records_;
+  std::vector<PageRecord*> cached_;  // most recently used last
+  std::vector<PageRecord*> quarantined_;
   uint64_t in_use_ = 0;
   uint64_t peak_in_use_ = 0;
   uint64_t created_ = 0;

@@ -22,7 +22,6 @@ void RetirementQueue::Retire(ManagedRange* range, uint64_t first,
   batch.runs.push_back({range->shared_from_this(), first, count});
   batch.cooling += count;
   for (uint64_t i = first; i < first + count; ++i) {
-    range->slots[i].state = SlotState::kCooling;
     range->slots[i].batch = &batch;
   }
 }
@@ -33,9 +32,8 @@ void RetirementQueue::RetireForRetry(ManagedRange* range, uint64_t first,
   BatchOf(Fence()).stuck = true;
 }
 
-void RetirementQueue::Revive(PageSlot* slot) {
+void RetirementQueue::Remove(PageSlot* slot) {
   CoolingBatch* const batch = slot->batch;
-  slot->state = SlotState::kLive;
   slot->batch = nullptr;
   if (--batch->cooling > 0) return;
   const auto entry = by_fence_.find(batch->fence);

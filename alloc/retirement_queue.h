@@ -5,7 +5,7 @@
 // A slot that is wanted again before its batch completes leaves it.
 //
 // Invariant: a batch's `cooling` is the number of slots that point to it, and
-// is above 0 while the batch is in the queue. Retire is O(slots), Revive O(1),
+// is above 0 while the batch is in the queue. Retire is O(slots), Remove O(1),
 // TakeCompleted O(batches looked at + slots in completed ones).
 //
 // Not thread-safe.
@@ -43,15 +43,15 @@ struct CoolingBatch {
 
 class RetirementQueue {
  public:
-  // Moves the slots [first, first + count), all live, to kCooling under
-  // `fence`.
+  // Holds back the slots [first, first + count), all kCooling and in no batch,
+  // until `fence` has completed.
   void Retire(ManagedRange* range, uint64_t first, uint64_t count,
               const Fence& fence);
   // The same for slots that no fence holds back, but that could not be
   // unmapped: they are taken out next time, and nobody waits for them.
   void RetireForRetry(ManagedRange* range, uint64_t first, uint64_t count);
-  // Makes a cooling slot live again.
-  void Revive(PageSlot* slot);
+  // Lets a slot go that is wanted again. It is kCooling without a batch.
+  void Remove(PageSlot* slot);
   // Takes out the batches that have completed, looking at `at_most` of them,
   // those not looked at for longest first. The runs returned have left the
   // queue: their slots have no batch, are still kCooling and still mapped.

@@ -5,6 +5,10 @@
 // one DeviceMemory, so a page freed by any of them can serve any other. Nothing
 // is ever fragmented at this level: a range of n pages takes any n free pages.
 //
+// A physical page may lie under several slots of ranges of one owner, so that
+// two allocations share the page where one ends and the other begins, and
+// sparse slabs share one. It counts once, whatever the number of its slots.
+//
 // A page slot of a range is in one of four states:
 //   unbacked     addresses only; touching it faults (never aliased to a page of
 //                zeros)
@@ -17,6 +21,8 @@
 //
 // Physical pages:
 //   in use = live + cooling + cached + quarantined
+// A page under several slots is live while any of them is, else cooling while
+// any of them cools, and free when none has it.
 // "Cached" pages are prepared and not mapped, kept for re-use: a commit that
 // finds enough of them creates nothing. Quarantined pages are nothing but a
 // driver's refusal (Health says which); they count, since they are not free.
@@ -32,6 +38,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -122,7 +129,7 @@ struct DeviceMemoryOptions {
 };
 
 // Statistics are declared once, here: X(type, name, what it means). All are
-// O(1) to read; physical pages are counted once.
+// O(1) to read, under the lock; physical pages are counted once.
 //
 // Of addresses, in ranges handed out: reserved = mapped + unmapped.
 // Of physical pages: in_use = live + cooling + cached + quarantined.
@@ -133,6 +140,7 @@ struct DeviceMemoryOptions {
   X(Bytes, reserved, "addresses in ranges handed out")                     \
   X(Bytes, mapped, "addresses of live, cooling and quarantined slots")     \
   X(Bytes, unmapped, "addresses handed out with nothing under them")       \
+  X(Bytes, shared, "mapped slots beyond one a page: what sharing saves")   \
   X(Bytes, in_use, "physical memory created and not released")             \
   X(Bytes, live, "mapped and held by an owner")                            \
   X(Bytes, cooling, "given up, and still mapped until a fence completes")  \
@@ -176,8 +184,10 @@ class DeviceMemory {
   // refuses to unmap is quarantined, and keeps its addresses.
   void ReleaseRange(AddressRange* range, const Fence& fence);
   // Accounts the range, live pages included, to another owner. O(pages), or
-  // O(1) where the owner stays the same. REQUIRES: owner < kMaxOwners.
-  void SetOwner(AddressRange* range, OwnerId owner);
+  // O(1) where the owner stays the same. Errors, which change nothing:
+  // kFailedPrecondition where a page of the range is live or cooling under
+  // another range as well; kInvalidArgument where owner >= kMaxOwners.
+  absl::Status SetOwner(AddressRange* range, OwnerId owner);
   // The range that contains `address`, or null. O(1), lock-free: one load from
   // a table indexed by page number.
   AddressRange* Find(DeviceAddress address) const;
@@ -196,6 +206,32 @@ class DeviceMemory {
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count);
   // As Commit, but does not wait: pages that are cooling are not to be had.
   absl::Status TryCommit(AddressRange* range, PageCount first, PageCount count);
+  // The same with a say in which page lies where: slot first + i gets pages[i],
+  // which must be live under some slot of this memory and of the same owner, or
+  // any page where that is PageHandle(). One page may be named more than once.
+  // All slots must be unbacked. Other errors: kFailedPrecondition (slots that
+  // are backed, pages that are not live or of another owner), kNotFound (no
+  // such page).
+  absl::Status CommitPages(AddressRange* range, PageCount first,
+                           std::span<const PageHandle> pages);
+  absl::Status TryCommitPages(AddressRange* range, PageCount first,
+                              std::span<const PageHandle> pages);
+  // The page under a slot; PageHandle() where it is not live. It stays valid
+  // while that slot is live, whoever else maps it.
+  PageHandle PageAt(const AddressRange* range, PageCount slot) const;
+  // Live slots from `first` on change to other live pages of the same owner:
+  // slot first + i to pages[i], which may be the page it has. Two driver calls
+  // for all of them, one after the other: the caller guarantees that nothing
+  // uses the memory of these slots before the call has returned, and has copied
+  // what it wants to keep. A page that no slot has any more is free. All or
+  // nothing, except that slots are quarantined where the driver cannot put back
+  // what it took away (kDataLoss). Errors: as for CommitPages, and
+  // kFailedPrecondition for slots that are not live.
+  absl::Status Remap(AddressRange* range, PageCount first,
+                     std::span<const PageHandle> pages);
+  absl::Status Remap(AddressRange* range, PageCount slot, PageHandle page) {
+    return Remap(range, slot, std::span<const PageHandle>(&page, 1));
+  }
   // The live slots among [first, first + count) cool under `fence`, or are
   // unmapped at once where it is complete; the rest stay as they are. An error
   // of the driver means that slots were quarantined: none is live afterwards.
@@ -227,6 +263,8 @@ class DeviceMemory {
   absl::Status DescribeShortage(PageCount pages) const;
 
   DeviceMemoryStatistics GetStatistics() const;
+  // GetStatistics().live without the lock, as of some moment ago.
+  Bytes live_bytes() const;
   // OK, or the first refusal of the driver that put memory into quarantine. The
   // memory stays usable.
   absl::Status Health() const;

@@ -1,0 +1,134 @@
+#include "alloc/page_accounts.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire {
+namespace {
+
+uint32_t* CountOf(PageRecord* page, SlotState state) {
+  switch (state) {
+    case SlotState::kUnbacked:
+      return nullptr;
+    case SlotState::kLive:
+      return &page->live;
+    case SlotState::kCooling:
+      return &page->cooling;
+    case SlotState::kQuarantined:
+      return &page->quarantined;
+  }
+  return nullptr;
+}
+
+template <typename... Parts>
+absl::Status Broken(Parts... parts) {
+  return absl::InternalError(absl::StrCat(parts...));
+}
+
+}  // namespace
+
+void PageAccounts::Move(PageRecord* page, SlotState from, SlotState to) {
+  if (from == to) return;
+  Leave(*page);
+  if (uint32_t* const count = CountOf(page, from)) --*count;
+  if (uint32_t* const count = CountOf(page, to)) ++*count;
+  Enter(*page);
+  if (from == SlotState::kUnbacked) ++mapped_slots_;
+  if (to == SlotState::kUnbacked) --mapped_slots_;
+}
+
+void PageAccounts::SetOwner(PageRecord* page, OwnerId owner) {
+  Leave(*page);
+  page->owner = owner;
+  Enter(*page);
+}
+
+void PageAccounts::UpdatePeak() { peak_live_ = std::max(peak_live_, live_); }
+
+void PageAccounts::Enter(const PageRecord& page) {
+  switch (page.state()) {
+    case SlotState::kUnbacked:
+      break;
+    case SlotState::kLive:
+      if (page.owner.value() >= live_by_owner_.size()) {
+        live_by_owner_.resize(size_t{page.owner.value()} + 1, 0);
+      }
+      ++live_by_owner_[page.owner.value()];
+      ++live_;
+      break;
+    case SlotState::kCooling:
+      ++cooling_;
+      break;
+    case SlotState::kQuarantined:
+      ++quarantined_;
+      break;
+  }
+}
+
+void PageAccounts::Leave(const PageRecord& page) {
+  switch (page.state()) {
+    case SlotState::kUnbacked:
+      break;
+    case SlotState::kLive:
+      --live_by_owner_[page.owner.value()];
+      --live_;
+      break;
+    case SlotState::kCooling:
+      --cooling_;
+      break;
+    case SlotState::kQuarantined:
+      --quarantined_;
+      break;
+  }
+}
+
+absl::Status PageAccounts::CheckInvariants(
+    const std::vector<const ManagedRange*>& ranges) const {
+  PageAccounts counted;
+  std::unordered_map<const PageRecord*, PageRecord> pages;
+  for (const ManagedRange* range : ranges) {
+    for (const PageSlot& slot : range->slots) {
+      if (slot.page == nullptr) continue;
+      const auto [entry, is_new] =
+          pages.try_emplace(slot.page, slot.page->handle);
+      PageRecord& page = entry->second;
+      page.owner = slot.page->owner;
+      counted.Move(&page, SlotState::kUnbacked, slot.state);
+      if (slot.state != SlotState::kQuarantined &&
+          page.owner != range->owner()) {
+        return Broken("page ", page.handle.value(), " of owner ",
+                      page.owner.value(), " is under the range at ",
+                      range->address().value(), " of owner ",
+                      range->owner().value());
+      }
+    }
+  }
+  for (const auto& [original, page] : pages) {
+    if (original->live != page.live || original->cooling != page.cooling ||
+        original->quarantined != page.quarantined) {
+      return Broken("page ", page.handle.value(),
+                    " counts as live, cooling, quarantined: ", original->live,
+                    ", ", original->cooling, ", ", original->quarantined,
+                    " slots; found: ", page.live, ", ", page.cooling, ", ",
+                    page.quarantined);
+    }
+  }
+  if (counted.live_ != live_ || counted.cooling_ != cooling_ ||
+      counted.quarantined_ != quarantined_ ||
+      counted.mapped_slots_ != mapped_slots_) {
+    return Broken(
+        "pages counted as live, cooling, quarantined, and slots: ", live_, ", ",
+        cooling_, ", ", quarantined_, ", ", mapped_slots_,
+        "; found: ", counted.live_, ", ", counted.cooling_, ", ",
+        counted.quarantined_, ", ", counted.mapped_slots_);
+  }
+  counted.live_by_owner_.resize(live_by_owner_.size(), 0);
+  if (counted.live_by_owner_ != live_by_owner_) {
+    return Broken("the live pages of owners do not add up to their ranges");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire
