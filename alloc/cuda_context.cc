@@ -21,6 +21,18 @@ ScopedCudaContext::~ScopedCudaContext() {
   (void)cuda_->CtxPopCurrent(&popped);
 }
 
+ScopedRelaxedCapture::ScopedRelaxedCapture(const CudaFunctionTable* cuda)
+    : cuda_(cuda) {
+  // A driver that refuses is one that has failed, and will say so again.
+  if (cuda_->ThreadExchangeStreamCaptureMode(&mode_) != CUDA_SUCCESS) {
+    cuda_ = nullptr;
+  }
+}
+
+ScopedRelaxedCapture::~ScopedRelaxedCapture() {
+  if (cuda_ != nullptr) (void)cuda_->ThreadExchangeStreamCaptureMode(&mode_);
+}
+
 CudaContexts::CudaContexts(const CudaFunctionTable* cuda,
                            std::vector<CUdevice> devices)
     : cuda_(cuda),

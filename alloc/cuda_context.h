@@ -1,9 +1,15 @@
-// The primary contexts of the CUDA devices.
+// What a call finds of the thread that makes it: the current context, and how
+// it stands to captures. The primary contexts of the CUDA devices.
 //
 // Every call that needs a context makes its device's current for as long as the
 // call lasts and then restores what the caller had: a null stream or a current
 // context left by somebody else never decides where work goes. Primary contexts
 // are shared with the CUDA runtime, hence with frameworks in the same process.
+//
+// Those frameworks also capture streams into graphs, and by default many calls
+// of any thread, a query of an event among them, make a capture invalid that
+// goes on elsewhere in the process. Ours are on streams of our own and never
+// part of one.
 
 #ifndef QUIRE_ALLOC_CUDA_CONTEXT_H_
 #define QUIRE_ALLOC_CUDA_CONTEXT_H_
@@ -32,6 +38,19 @@ class ScopedCudaContext {
   explicit ScopedCudaContext(const CudaFunctionTable* cuda) : cuda_(cuda) {}
 
   const CudaFunctionTable* cuda_;
+};
+
+// From its making until its end, calls of this thread break nobody's capture.
+class ScopedRelaxedCapture {
+ public:
+  explicit ScopedRelaxedCapture(const CudaFunctionTable* cuda);
+  ~ScopedRelaxedCapture();
+  ScopedRelaxedCapture(const ScopedRelaxedCapture&) = delete;
+  ScopedRelaxedCapture& operator=(const ScopedRelaxedCapture&) = delete;
+
+ private:
+  const CudaFunctionTable* cuda_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
 // Thread-safe.

@@ -16,6 +16,7 @@
 #include "alloc/cuda_address_space.h"
 #include "alloc/cuda_context.h"
 #include "alloc/cuda_devices.h"
+#include "alloc/cuda_host_functions.h"
 #include "alloc/cuda_status.h"
 #include "alloc/driver_call_recorder.h"
 #include "alloc/driver_checks.h"
@@ -30,12 +31,6 @@ std::vector<CUdevice> DeviceNumbers(const std::vector<CudaDevice>& devices) {
   std::vector<CUdevice> numbers;
   for (const CudaDevice& device : devices) numbers.push_back(device.device);
   return numbers;
-}
-
-void CUDA_CB RunHostFunction(void* data) {
-  const std::unique_ptr<std::function<void()>> function(
-      static_cast<std::function<void()>*>(data));
-  (*function)();
 }
 
 class CudaDriver : public Driver {
@@ -135,10 +130,13 @@ class CudaDriver : public Driver {
   uint64_t last_id_ ABSL_GUARDED_BY(stream_mutex_) = 0;
   std::map<StreamId, Stream> streams_ ABSL_GUARDED_BY(stream_mutex_);
   std::map<EventId, Event> events_ ABSL_GUARDED_BY(stream_mutex_);
+
+  CudaHostFunctions host_functions_;
 };
 
 CudaDriver::~CudaDriver() {
   // Best effort: at the end of the process the driver may be gone already.
+  const ScopedRelaxedCapture relaxed(&cuda_);
   {
     MutexLock lock(&stream_mutex_);
     for (const auto& [id, stream] : streams_) {
@@ -165,6 +163,7 @@ template <typename Function>
 auto CudaDriver::Timed(DriverCall call, Function function)
     -> decltype(function()) {
   const auto start = std::chrono::steady_clock::now();
+  const ScopedRelaxedCapture relaxed(&cuda_);
   auto result = function();
   const auto spent = std::chrono::steady_clock::now() - start;
   recorder_.Record(
@@ -488,14 +487,12 @@ absl::Status CudaDriver::LaunchHostFunction(StreamId stream,
     if (function == nullptr) {
       return absl::InvalidArgumentError("LaunchHostFunction: no function");
     }
-    auto owned = std::make_unique<std::function<void()>>(std::move(function));
-    const absl::Status status =
-        OnStream("cuLaunchHostFunc", stream, [&](CUstream s) {
-          return cuda_.LaunchHostFunc(s, RunHostFunction, owned.get());
+    return host_functions_.Add(
+        std::move(function), [&](CUhostFn run, void* argument) {
+          return OnStream("cuLaunchHostFunc", stream, [&](CUstream s) {
+            return cuda_.LaunchHostFunc(s, run, argument);
+          });
         });
-    // RunHostFunction owns it from here on, and may be over already.
-    if (status.ok()) (void)owned.release();
-    return status;
   });
 }
 

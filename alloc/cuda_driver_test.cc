@@ -3,13 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "alloc/cuda_driver_impl.h"
-#include "alloc/cuda_fake.h"
 #include "alloc/cuda_function_table.h"
+#include "alloc/testing/fake_cuda.h"
 
 namespace quire {
 namespace {
@@ -17,6 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Key;
 using ::testing::SizeIs;
 
 constexpr Bytes kPage = MiB(2);
@@ -51,42 +54,49 @@ TEST(CudaDriverStartTest, IsThereOrUnavailableOnAnyMachine) {
 }
 
 TEST(CudaDriverStartTest, IsUnavailableWithoutAUsableDevice) {
-  FakeCuda cuda;
-  cuda.device_count = 0;
+  const auto none = *FakeCuda::Create({.device_count = 0});
   EXPECT_STATUS(kUnavailable, "no CUDA device",
-                CreateCudaDriverOn(cuda.Table()).status());
-  cuda.device_count = 1;
-  cuda.has_virtual_memory = false;
+                CreateCudaDriverOn(none->Table()).status());
+  const auto old = *FakeCuda::Create({.has_virtual_memory = false});
   EXPECT_STATUS(kUnavailable, "no virtual memory management",
-                CreateCudaDriverOn(cuda.Table()).status());
-  cuda.has_virtual_memory = true;
+                CreateCudaDriverOn(old->Table()).status());
+  const auto cuda = *FakeCuda::Create();
   for (const char* const function :
        {"cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
         "cuDeviceGetAttribute", "cuDeviceTotalMem",
         "cuMemGetAllocationGranularity"}) {
-    cuda.FailCall(function, 1, CUDA_ERROR_UNKNOWN);
+    cuda->FailCall(function, 1, CUDA_ERROR_UNKNOWN);
     EXPECT_STATUS(kUnavailable, function,
-                  CreateCudaDriverOn(cuda.Table()).status());
+                  CreateCudaDriverOn(cuda->Table()).status());
   }
-  EXPECT_TRUE(CreateCudaDriverOn(cuda.Table()).ok());
-  EXPECT_TRUE(cuda.Empty());
+  EXPECT_TRUE(CreateCudaDriverOn(cuda->Table()).ok());
+  EXPECT_THAT(cuda->Leaks(), IsEmpty());
+  EXPECT_THAT(cuda->ContextLeaks(), IsEmpty());
 }
 
 // ---- With a device ----------------------------------------------------------
 
 class CudaDriverTest : public ::testing::Test {
  protected:
-  CudaDriverTest() { Start(); }
-  ~CudaDriverTest() override {
-    driver_.reset();
-    EXPECT_TRUE(cuda_.Empty()) << "the driver left something behind";
-  }
+  CudaDriverTest() { Start({}); }
+  ~CudaDriverTest() override { End(); }
 
-  void Start() {
-    driver_ = nullptr;
-    auto driver = CreateCudaDriverOn(cuda_.Table());
+  void Start(const FakeCudaOptions& options) {
+    End();
+    cuda_ = *FakeCuda::Create(options);
+    auto driver = CreateCudaDriverOn(cuda_->Table());
     ASSERT_TRUE(driver.ok()) << driver.status();
     driver_ = *std::move(driver);
+  }
+  // Nothing may be left behind.
+  void End() {
+    if (driver_ == nullptr) return;
+    driver_.reset();
+    EXPECT_THAT(cuda_->Leaks(), IsEmpty());
+    EXPECT_THAT(cuda_->ContextLeaks(), IsEmpty());
+  }
+  std::map<CUdeviceptr, FakeCudaMemory::Mapping> Mappings() const {
+    return cuda_->memory().mappings();
   }
   DeviceAddress Reserve(uint64_t pages) {
     return *driver_->ReserveAddress(Bytes(pages * kPageBytes), Bytes(0));
@@ -103,13 +113,13 @@ class CudaDriverTest : public ::testing::Test {
     return *CheckedAdd(base, Bytes(page * kPageBytes));
   }
   bool AllAccessible() const {
-    for (const auto& [address, mapping] : cuda_.mappings) {
-      if (!mapping.access.contains(0)) return false;
+    for (const auto& [address, mapping] : Mappings()) {
+      if (!mapping.Allows(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)) return false;
     }
     return true;
   }
 
-  FakeCuda cuda_;
+  std::unique_ptr<FakeCuda> cuda_;
   std::unique_ptr<Driver> driver_;
 };
 
@@ -118,7 +128,7 @@ TEST_F(CudaDriverTest, DescribesItsDevices) {
   EXPECT_FALSE(driver_->device_memory_is_host_memory());
   const auto info = driver_->GetDeviceInfo(DeviceId(0));
   ASSERT_TRUE(info.ok());
-  EXPECT_EQ(info->name, "fake");
+  EXPECT_EQ(info->name, "fake device 0");
   EXPECT_EQ(info->total_memory, MiB(128));
   EXPECT_EQ(info->minimum_granularity, kPage);
   CreatePage();
@@ -130,21 +140,20 @@ TEST_F(CudaDriverTest, DescribesItsDevices) {
 TEST_F(CudaDriverTest, MapsARunWithOneAccessCall) {
   const DeviceAddress base = Reserve(4);
   ASSERT_TRUE(driver_->Map(At(base, 1), CreatePages(3)).ok());
-  EXPECT_THAT(cuda_.mappings, SizeIs(3));
+  EXPECT_THAT(Mappings(), SizeIs(3));
   EXPECT_TRUE(AllAccessible());
-  EXPECT_EQ(cuda_.CallsOf("cuMemSetAccess"), 1);
+  EXPECT_EQ(cuda_->CallsOf("cuMemSetAccess"), 1);
   ASSERT_TRUE(driver_->Unmap(At(base, 1), Bytes(3 * kPageBytes)).ok());
-  EXPECT_THAT(cuda_.mappings, IsEmpty());
+  EXPECT_THAT(Mappings(), IsEmpty());
   EXPECT_TRUE(driver_->ReleaseAddress(base, Bytes(4 * kPageBytes)).ok());
 }
 
 TEST_F(CudaDriverTest, GrantsAccessToEveryPeerThatReachesTheDevice) {
-  cuda_.device_count = 3;
-  cuda_.peers_reach_each_other = true;
-  Start();
+  Start({.device_count = 3});
   const DeviceAddress base = Reserve(1);
   ASSERT_TRUE(driver_->Map(base, std::vector{CreatePage(DeviceId(1))}).ok());
-  EXPECT_THAT(cuda_.mappings.begin()->second.access, ElementsAre(0, 1, 2));
+  EXPECT_THAT(Mappings().begin()->second.access,
+              ElementsAre(Key(0), Key(1), Key(2)));
 }
 
 TEST_F(CudaDriverTest, AMapThatFailsAtAnyStepIsUndone) {
@@ -152,9 +161,9 @@ TEST_F(CudaDriverTest, AMapThatFailsAtAnyStepIsUndone) {
   const std::vector<PageHandle> pages = CreatePages(3);
   for (int step = 1; step <= 4; ++step) {
     const char* const function = step <= 3 ? "cuMemMap" : "cuMemSetAccess";
-    cuda_.FailCall(function, step <= 3 ? step : 1, CUDA_ERROR_OUT_OF_MEMORY);
+    cuda_->FailCall(function, step <= 3 ? step : 1, CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_STATUS(kResourceExhausted, function, driver_->Map(base, pages));
-    EXPECT_THAT(cuda_.mappings, IsEmpty()) << "step " << step;
+    EXPECT_THAT(Mappings(), IsEmpty()) << "step " << step;
   }
   EXPECT_TRUE(driver_->Map(base, pages).ok());
   EXPECT_TRUE(AllAccessible());
@@ -163,11 +172,11 @@ TEST_F(CudaDriverTest, AMapThatFailsAtAnyStepIsUndone) {
 TEST_F(CudaDriverTest, AMapThatCannotBeUndoneIsQuarantined) {
   const DeviceAddress base = Reserve(3);
   const std::vector<PageHandle> pages = CreatePages(3);
-  cuda_.FailCall("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY);
-  cuda_.FailCall("cuMemUnmap", 2, CUDA_ERROR_UNKNOWN);
+  cuda_->FailCall("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  cuda_->FailCall("cuMemUnmap", 2, CUDA_ERROR_UNKNOWN);
   EXPECT_STATUS(kDataLoss, "quarantine", driver_->Map(base, pages));
   // Only the page that could not be undone is lost.
-  EXPECT_THAT(cuda_.mappings, SizeIs(1));
+  EXPECT_THAT(Mappings(), SizeIs(1));
   EXPECT_STATUS(kFailedPrecondition, "in quarantine",
                 driver_->Map(At(base, 1), std::vector{pages[1]}));
   EXPECT_STATUS(kFailedPrecondition, "quarantine",
@@ -178,7 +187,7 @@ TEST_F(CudaDriverTest, AMapThatCannotBeUndoneIsQuarantined) {
   EXPECT_TRUE(driver_->Map(At(base, 2), std::vector{pages[2]}).ok());
   // The page is still mapped, so its memory is not given up.
   EXPECT_TRUE(driver_->ReleasePage(pages[1]).ok());
-  EXPECT_THAT(cuda_.handles, SizeIs(3));
+  EXPECT_EQ(cuda_->memory().handle_count(), 3u);
 }
 
 TEST_F(CudaDriverTest, AnUnmapThatFailsIsUndone) {
@@ -188,10 +197,10 @@ TEST_F(CudaDriverTest, AnUnmapThatFailsIsUndone) {
   // Also where the handle is released: the memory must still be there.
   ASSERT_TRUE(driver_->ReleasePage(pages[0]).ok());
   for (int step = 1; step <= 3; ++step) {
-    cuda_.FailCall("cuMemUnmap", step, CUDA_ERROR_UNKNOWN);
+    cuda_->FailCall("cuMemUnmap", step, CUDA_ERROR_UNKNOWN);
     EXPECT_STATUS(kInternal, "cuMemUnmap",
                   driver_->Unmap(base, Bytes(3 * kPageBytes)));
-    EXPECT_THAT(cuda_.mappings, SizeIs(3)) << "step " << step;
+    EXPECT_THAT(Mappings(), SizeIs(3)) << "step " << step;
     EXPECT_TRUE(AllAccessible()) << "step " << step;
   }
   EXPECT_TRUE(driver_->Unmap(base, Bytes(3 * kPageBytes)).ok());
@@ -201,8 +210,8 @@ TEST_F(CudaDriverTest, AnUnmapThatCannotBeUndoneIsQuarantined) {
   for (const char* const function : {"cuMemMap", "cuMemSetAccess"}) {
     const DeviceAddress base = Reserve(3);
     ASSERT_TRUE(driver_->Map(base, CreatePages(3)).ok());
-    cuda_.FailCall("cuMemUnmap", 3, CUDA_ERROR_UNKNOWN);
-    cuda_.FailCall(function, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    cuda_->FailCall("cuMemUnmap", 3, CUDA_ERROR_UNKNOWN);
+    cuda_->FailCall(function, 1, CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_STATUS(kDataLoss, "quarantine",
                   driver_->Unmap(base, Bytes(3 * kPageBytes)));
     EXPECT_STATUS(kFailedPrecondition, "quarantine",
@@ -222,12 +231,12 @@ TEST_F(CudaDriverTest, AReleasedPageLivesUntilItsLastMapping) {
   EXPECT_EQ(driver_->GetMemoryInfo(DeviceId(0))->free, MiB(126));
   ASSERT_TRUE(driver_->Unmap(At(base, 1), kPage).ok());
   EXPECT_EQ(driver_->GetMemoryInfo(DeviceId(0))->free, MiB(128));
-  EXPECT_THAT(cuda_.handles, IsEmpty());
+  EXPECT_EQ(cuda_->memory().handle_count(), 0u);
 }
 
 TEST_F(CudaDriverTest, AReleaseThatFailsKeepsThePage) {
   const PageHandle page = CreatePage();
-  cuda_.FailCall("cuMemRelease", 1, CUDA_ERROR_UNKNOWN);
+  cuda_->FailCall("cuMemRelease", 1, CUDA_ERROR_UNKNOWN);
   EXPECT_STATUS(kInternal, "cuMemRelease", driver_->ReleasePage(page));
   EXPECT_TRUE(driver_->ReleasePage(page).ok());
 }
@@ -239,11 +248,11 @@ TEST_F(CudaDriverTest, OutOfMemoryAndOutOfAddressesAreToldApart) {
                 "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY: out of memory", memory);
   EXPECT_STATUS(kResourceExhausted, "2.00 MiB of physical memory on device 0",
                 memory);
-  cuda_.FailCall("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  cuda_->FailCall("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_STATUS(kResourceExhausted, "out of addresses",
                 driver_->ReserveAddress(kPage, Bytes(0)).status());
   // A result that no driver can name.
-  cuda_.FailCall("cuMemAddressReserve", 1, static_cast<CUresult>(998));
+  cuda_->FailCall("cuMemAddressReserve", 1, static_cast<CUresult>(998));
   EXPECT_STATUS(kInternal, "error 998",
                 driver_->ReserveAddress(kPage, Bytes(0)).status());
 }
@@ -251,13 +260,13 @@ TEST_F(CudaDriverTest, OutOfMemoryAndOutOfAddressesAreToldApart) {
 TEST_F(CudaDriverTest, RefusesMisuseBeforeTheDriverIsAsked) {
   const DeviceAddress base = Reserve(2);
   const PageHandle page = CreatePage();
-  const int maps = cuda_.CallsOf("cuMemMap");
+  const int maps = cuda_->CallsOf("cuMemMap");
   EXPECT_STATUS(kInvalidArgument, "one reserved range",
                 driver_->Map(At(base, 1), std::vector{page, page}));
   EXPECT_STATUS(kNotFound, "page 99",
                 driver_->Map(base, std::vector{page, PageHandle(99)}));
   EXPECT_STATUS(kInvalidArgument, "no pages", driver_->Map(base, {}));
-  EXPECT_EQ(cuda_.CallsOf("cuMemMap"), maps);
+  EXPECT_EQ(cuda_->CallsOf("cuMemMap"), maps);
   EXPECT_STATUS(kInvalidArgument, "granularity",
                 driver_->CreatePage(DeviceId(0), KiB(64)).status());
   EXPECT_STATUS(kInvalidArgument, "alignment 3",
@@ -274,22 +283,29 @@ TEST_F(CudaDriverTest, RefusesMisuseBeforeTheDriverIsAsked) {
 TEST_F(CudaDriverTest, AnEventThatIsNotReadyIsNoError) {
   const StreamId stream = *driver_->CreateStream(DeviceId(0));
   const EventId event = *driver_->CreateEvent(DeviceId(0));
+  std::promise<void> gate;
+  ASSERT_TRUE(
+      driver_
+          ->LaunchHostFunction(
+              stream, [opened = gate.get_future().share()] { opened.wait(); })
+          .ok());
   ASSERT_TRUE(driver_->RecordEvent(event, stream).ok());
-  cuda_.events_are_complete = false;
   EXPECT_FALSE(*driver_->QueryEvent(event));
-  cuda_.events_are_complete = true;
+  gate.set_value();
+  EXPECT_TRUE(driver_->SynchronizeEvent(event).ok());
   EXPECT_TRUE(*driver_->QueryEvent(event));
-  cuda_.FailCall("cuEventQuery", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+  cuda_->FailCall("cuEventQuery", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_STATUS(kInternal, "cuEventQuery", driver_->QueryEvent(event).status());
   EXPECT_TRUE(driver_->SynchronizeEvent(event).ok());
   EXPECT_TRUE(driver_->WaitEvent(stream, event).ok());
 }
 
 TEST_F(CudaDriverTest, WorksInTheContextOfTheDeviceWhateverIsCurrent) {
-  cuda_.device_count = 2;
-  Start();
-  const auto foreign = reinterpret_cast<CUcontext>(0xF00);
-  cuda_.context_stack.push_back(foreign);
+  Start({.device_count = 3});
+  const CudaFunctionTable others = cuda_->Table();
+  CUcontext foreign = nullptr;
+  ASSERT_EQ(others.DevicePrimaryCtxRetain(&foreign, 2), CUDA_SUCCESS);
+  ASSERT_EQ(others.CtxPushCurrent(foreign), CUDA_SUCCESS);
   for (const int32_t device : {1, 0}) {
     const StreamId stream = *driver_->CreateStream(DeviceId(device));
     const EventId event = *driver_->CreateEvent(DeviceId(device));
@@ -310,22 +326,22 @@ TEST_F(CudaDriverTest, WorksInTheContextOfTheDeviceWhateverIsCurrent) {
     EXPECT_TRUE(driver_->DestroyEvent(event).ok());
     EXPECT_TRUE(driver_->DestroyStream(stream).ok());
   }
-  EXPECT_THAT(cuda_.context_stack, ElementsAre(foreign));
-  cuda_.context_stack.clear();
+  EXPECT_THAT(cuda_->contexts().stack(), ElementsAre(foreign));
+  EXPECT_EQ(others.CtxPopCurrent(&foreign), CUDA_SUCCESS);
+  EXPECT_EQ(others.DevicePrimaryCtxRelease(2), CUDA_SUCCESS);
 }
 
 TEST_F(CudaDriverTest, RetainsTheContextsOfDevicesInUseOnly) {
-  cuda_.device_count = 3;
-  Start();
+  Start({.device_count = 3});
   Reserve(1);
   CreatePage(DeviceId(1));
-  EXPECT_EQ(cuda_.CallsOf("cuDevicePrimaryCtxRetain"), 0);
+  EXPECT_EQ(cuda_->CallsOf("cuDevicePrimaryCtxRetain"), 0);
   for (int i = 0; i < 3; ++i)
     ASSERT_TRUE(driver_->CreateStream(DeviceId(2)).ok());
   ASSERT_TRUE(driver_->AllocatePinned(KiB(4)).ok());
-  EXPECT_EQ(cuda_.CallsOf("cuDevicePrimaryCtxRetain"), 1);
-  EXPECT_EQ(cuda_.retained[2], 1);
-  cuda_.FailCall("cuDevicePrimaryCtxRetain", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(cuda_->CallsOf("cuDevicePrimaryCtxRetain"), 1);
+  EXPECT_EQ(cuda_->contexts().retained(2), 1);
+  cuda_->FailCall("cuDevicePrimaryCtxRetain", 1, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_STATUS(kResourceExhausted, "cuDevicePrimaryCtxRetain",
                 driver_->CreateStream(DeviceId(0)).status());
   EXPECT_TRUE(driver_->CreateStream(DeviceId(0)).ok());
@@ -344,7 +360,7 @@ TEST_F(CudaDriverTest, CopiesAreCheckedAtTheCall) {
                 driver_->CopyOnDevice(base, base, Bytes(1), stream));
   EXPECT_STATUS(kNotFound, "stream 77",
                 driver_->Fill(base, 0, Bytes(1), StreamId(77)));
-  cuda_.FailCall("cuMemsetD8Async", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+  cuda_->FailCall("cuMemsetD8Async", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_STATUS(kInternal, "cuMemsetD8Async",
                 driver_->Fill(base, 0, Bytes(1), stream));
 }
@@ -354,9 +370,10 @@ TEST_F(CudaDriverTest, HostFunctionsRunOnceAndAreNeverLeaked) {
   auto owned = std::make_shared<int>(0);
   const auto count = [owned] { ++*owned; };
   ASSERT_TRUE(driver_->LaunchHostFunction(stream, count).ok());
-  cuda_.FailCall("cuLaunchHostFunc", 1, CUDA_ERROR_UNKNOWN);
+  cuda_->FailCall("cuLaunchHostFunc", 1, CUDA_ERROR_UNKNOWN);
   EXPECT_STATUS(kInternal, "cuLaunchHostFunc",
                 driver_->LaunchHostFunction(stream, count));
+  ASSERT_TRUE(driver_->SynchronizeStream(stream).ok());
   EXPECT_EQ(*owned, 1);
   EXPECT_EQ(owned.use_count(), 2) << "this test's pointer and `count`'s";
   EXPECT_STATUS(kInvalidArgument, "no function",
@@ -366,8 +383,8 @@ TEST_F(CudaDriverTest, HostFunctionsRunOnceAndAreNeverLeaked) {
 TEST_F(CudaDriverTest, DestroyThatFailsKeepsTheObject) {
   const StreamId stream = *driver_->CreateStream(DeviceId(0));
   const EventId event = *driver_->CreateEvent(DeviceId(0));
-  cuda_.FailCall("cuStreamDestroy", 1, CUDA_ERROR_UNKNOWN);
-  cuda_.FailCall("cuEventDestroy", 1, CUDA_ERROR_UNKNOWN);
+  cuda_->FailCall("cuStreamDestroy", 1, CUDA_ERROR_UNKNOWN);
+  cuda_->FailCall("cuEventDestroy", 1, CUDA_ERROR_UNKNOWN);
   EXPECT_STATUS(kInternal, "cuStreamDestroy", driver_->DestroyStream(stream));
   EXPECT_STATUS(kInternal, "cuEventDestroy", driver_->DestroyEvent(event));
   EXPECT_TRUE(driver_->DestroyStream(stream).ok());
@@ -378,7 +395,7 @@ TEST_F(CudaDriverTest, DestroyThatFailsKeepsTheObject) {
 
 TEST_F(CudaDriverTest, PinnedMemoryIsFreedOnce) {
   void* const memory = *driver_->AllocatePinned(KiB(4));
-  cuda_.FailCall("cuMemFreeHost", 1, CUDA_ERROR_UNKNOWN);
+  cuda_->FailCall("cuMemFreeHost", 1, CUDA_ERROR_UNKNOWN);
   EXPECT_STATUS(kInternal, "cuMemFreeHost", driver_->FreePinned(memory));
   EXPECT_TRUE(driver_->FreePinned(memory).ok());
   EXPECT_STATUS(kInvalidArgument, "not pinned", driver_->FreePinned(memory));

@@ -14,47 +14,49 @@ namespace quire {
 // X(member, name, declaration). The name is what the driver is asked for; the
 // declaration is spelt with its version, because the header's macros move the
 // plain names to newer ones with other parameters.
-#define QUIRE_CUDA_FUNCTIONS(X)                                          \
-  X(Init, "cuInit", cuInit)                                              \
-  X(GetErrorName, "cuGetErrorName", cuGetErrorName)                      \
-  X(GetErrorString, "cuGetErrorString", cuGetErrorString)                \
-  X(DeviceGetCount, "cuDeviceGetCount", cuDeviceGetCount)                \
-  X(DeviceGet, "cuDeviceGet", cuDeviceGet)                               \
-  X(DeviceGetName, "cuDeviceGetName", cuDeviceGetName)                   \
-  X(DeviceGetAttribute, "cuDeviceGetAttribute", cuDeviceGetAttribute)    \
-  X(DeviceTotalMem, "cuDeviceTotalMem", cuDeviceTotalMem_v2)             \
-  X(DeviceCanAccessPeer, "cuDeviceCanAccessPeer", cuDeviceCanAccessPeer) \
-  X(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                  \
-    cuDevicePrimaryCtxRetain)                                            \
-  X(DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease",                \
-    cuDevicePrimaryCtxRelease_v2)                                        \
-  X(CtxPushCurrent, "cuCtxPushCurrent", cuCtxPushCurrent_v2)             \
-  X(CtxPopCurrent, "cuCtxPopCurrent", cuCtxPopCurrent_v2)                \
-  X(MemGetInfo, "cuMemGetInfo", cuMemGetInfo_v2)                         \
-  X(MemGetAllocationGranularity, "cuMemGetAllocationGranularity",        \
-    cuMemGetAllocationGranularity)                                       \
-  X(MemAddressReserve, "cuMemAddressReserve", cuMemAddressReserve)       \
-  X(MemAddressFree, "cuMemAddressFree", cuMemAddressFree)                \
-  X(MemCreate, "cuMemCreate", cuMemCreate)                               \
-  X(MemRelease, "cuMemRelease", cuMemRelease)                            \
-  X(MemMap, "cuMemMap", cuMemMap)                                        \
-  X(MemUnmap, "cuMemUnmap", cuMemUnmap)                                  \
-  X(MemSetAccess, "cuMemSetAccess", cuMemSetAccess)                      \
-  X(StreamCreate, "cuStreamCreate", cuStreamCreate)                      \
-  X(StreamDestroy, "cuStreamDestroy", cuStreamDestroy_v2)                \
-  X(StreamSynchronize, "cuStreamSynchronize", cuStreamSynchronize)       \
-  X(StreamWaitEvent, "cuStreamWaitEvent", cuStreamWaitEvent)             \
-  X(EventCreate, "cuEventCreate", cuEventCreate)                         \
-  X(EventDestroy, "cuEventDestroy", cuEventDestroy_v2)                   \
-  X(EventRecord, "cuEventRecord", cuEventRecord)                         \
-  X(EventQuery, "cuEventQuery", cuEventQuery)                            \
-  X(EventSynchronize, "cuEventSynchronize", cuEventSynchronize)          \
-  X(MemcpyHtoDAsync, "cuMemcpyHtoDAsync", cuMemcpyHtoDAsync_v2)          \
-  X(MemcpyDtoHAsync, "cuMemcpyDtoHAsync", cuMemcpyDtoHAsync_v2)          \
-  X(MemcpyDtoDAsync, "cuMemcpyDtoDAsync", cuMemcpyDtoDAsync_v2)          \
-  X(MemsetD8Async, "cuMemsetD8Async", cuMemsetD8Async)                   \
-  X(LaunchHostFunc, "cuLaunchHostFunc", cuLaunchHostFunc)                \
-  X(MemHostAlloc, "cuMemHostAlloc", cuMemHostAlloc)                      \
+#define QUIRE_CUDA_FUNCTIONS(X)                                           \
+  X(Init, "cuInit", cuInit)                                               \
+  X(GetErrorName, "cuGetErrorName", cuGetErrorName)                       \
+  X(GetErrorString, "cuGetErrorString", cuGetErrorString)                 \
+  X(DeviceGetCount, "cuDeviceGetCount", cuDeviceGetCount)                 \
+  X(DeviceGet, "cuDeviceGet", cuDeviceGet)                                \
+  X(DeviceGetName, "cuDeviceGetName", cuDeviceGetName)                    \
+  X(DeviceGetAttribute, "cuDeviceGetAttribute", cuDeviceGetAttribute)     \
+  X(DeviceTotalMem, "cuDeviceTotalMem", cuDeviceTotalMem_v2)              \
+  X(DeviceCanAccessPeer, "cuDeviceCanAccessPeer", cuDeviceCanAccessPeer)  \
+  X(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                   \
+    cuDevicePrimaryCtxRetain)                                             \
+  X(DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease",                 \
+    cuDevicePrimaryCtxRelease_v2)                                         \
+  X(CtxPushCurrent, "cuCtxPushCurrent", cuCtxPushCurrent_v2)              \
+  X(CtxPopCurrent, "cuCtxPopCurrent", cuCtxPopCurrent_v2)                 \
+  X(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", \
+    cuThreadExchangeStreamCaptureMode)                                    \
+  X(MemGetInfo, "cuMemGetInfo", cuMemGetInfo_v2)                          \
+  X(MemGetAllocationGranularity, "cuMemGetAllocationGranularity",         \
+    cuMemGetAllocationGranularity)                                        \
+  X(MemAddressReserve, "cuMemAddressReserve", cuMemAddressReserve)        \
+  X(MemAddressFree, "cuMemAddressFree", cuMemAddressFree)                 \
+  X(MemCreate, "cuMemCreate", cuMemCreate)                                \
+  X(MemRelease, "cuMemRelease", cuMemRelease)                             \
+  X(MemMap, "cuMemMap", cuMemMap)                                         \
+  X(MemUnmap, "cuMemUnmap", cuMemUnmap)                                   \
+  X(MemSetAccess, "cuMemSetAccess", cuMemSetAccess)                       \
+  X(StreamCreate, "cuStreamCreate", cuStreamCreate)                       \
+  X(StreamDestroy, "cuStreamDestroy", cuStreamDestroy_v2)                 \
+  X(StreamSynchronize, "cuStreamSynchronize", cuStreamSynchronize)        \
+  X(StreamWaitEvent, "cuStreamWaitEvent", cuStreamWaitEvent)              \
+  X(EventCreate, "cuEventCreate", cuEventCreate)                          \
+  X(EventDestroy, "cuEventDestroy", cuEventDestroy_v2)                    \
+  X(EventRecord, "cuEventRecord", cuEventRecord)                          \
+  X(EventQuery, "cuEventQuery", cuEventQuery)                             \
+  X(EventSynchronize, "cuEventSynchronize", cuEventSynchronize)           \
+  X(MemcpyHtoDAsync, "cuMemcpyHtoDAsync", cuMemcpyHtoDAsync_v2)           \
+  X(MemcpyDtoHAsync, "cuMemcpyDtoHAsync", cuMemcpyDtoHAsync_v2)           \
+  X(MemcpyDtoDAsync, "cuMemcpyDtoDAsync", cuMemcpyDtoDAsync_v2)           \
+  X(MemsetD8Async, "cuMemsetD8Async", cuMemsetD8Async)                    \
+  X(LaunchHostFunc, "cuLaunchHostFunc", cuLaunchHostFunc)                 \
+  X(MemHostAlloc, "cuMemHostAlloc", cuMemHostAlloc)                       \
   X(MemFreeHost, "cuMemFreeHost", cuMemFreeHost)
 
 struct CudaFunctionTable {

@@ -41,25 +41,14 @@ absl::StatusOr<uint64_t> HostAddressSpace::Reserve(uint64_t size,
   if (kernel_mappings_ + 1 > mapping_limit_) {
     return OutOfMappings("ReserveAddress", kernel_mappings_ + 1);
   }
-  const auto exhausted = [&](const char* reason) {
+  uint64_t address = 0;
+  const int error = ReserveAligned(kernel_, size, aligned, &address);
+  if (error != 0) {
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "ReserveAddress: out of addresses: asked for %s "
-        "aligned to %s: %s",
-        FormatBytes(Bytes(size)), FormatBytes(Bytes(aligned)), reason));
-  };
-  // More than needed, then cut at both ends: the kernel aligns to its own page.
-  const auto padded = CheckedAdd(size, aligned);
-  if (!padded) return exhausted("more than 64 bits can address");
-  uint64_t start = 0;
-  if (const int error = kernel_->Reserve(*padded, &start); error != 0) {
-    return exhausted(std::strerror(error));
+        "ReserveAddress: out of addresses: asked for %s aligned to %s: %s",
+        FormatBytes(Bytes(size)), FormatBytes(Bytes(aligned)),
+        std::strerror(error)));
   }
-  const uint64_t address = *CheckedAlignUp(start, aligned);
-  const uint64_t before = address - start;
-  const uint64_t behind = *padded - size - before;
-  // Refusals leave addresses reserved that nobody uses, which is harmless.
-  if (before > 0) (void)kernel_->Unmap(start, before);
-  if (behind > 0) (void)kernel_->Unmap(address + size, behind);
   table_.AddReservation(address, size);
   ++kernel_mappings_;
   return address;

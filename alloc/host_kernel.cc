@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <fstream>
 
+#include "quire/alloc/units.h"
+
 namespace quire {
 namespace {
 
@@ -48,6 +50,23 @@ class SystemKernel : public HostKernel {
 };
 
 }  // namespace
+
+int ReserveAligned(HostKernel* kernel, uint64_t size, uint64_t alignment,
+                   uint64_t* address) {
+  const auto padded = CheckedAdd(size, alignment);
+  if (!padded) return ENOMEM;
+  uint64_t start = 0;
+  if (const int error = kernel->Reserve(*padded, &start); error != 0) {
+    return error;
+  }
+  *address = *CheckedAlignUp(start, alignment);
+  const uint64_t before = *address - start;
+  const uint64_t behind = *padded - size - before;
+  // Refusals leave addresses reserved that nobody uses, which is harmless.
+  if (before > 0) (void)kernel->Unmap(start, before);
+  if (behind > 0) (void)kernel->Unmap(*address + size, behind);
+  return 0;
+}
 
 HostKernel* SystemHostKernel() {
   static SystemKernel kernel;

@@ -29,6 +29,11 @@ class HostKernel {
   virtual int Unmap(uint64_t address, uint64_t size) = 0;
 };
 
+// Addresses without memory, aligned: more than needed, cut at both ends, since
+// the kernel aligns to its own page. REQUIRES: `alignment` is a power of two.
+int ReserveAligned(HostKernel* kernel, uint64_t size, uint64_t alignment,
+                   uint64_t* address);
+
 // The kernel itself; never destroyed.
 HostKernel* SystemHostKernel();
 

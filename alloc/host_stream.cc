@@ -59,6 +59,11 @@ void HostStream::Synchronize() {
   while (completed_ < target) changed_.Wait(&mutex_);
 }
 
+bool HostStream::idle() {
+  MutexLock lock(&mutex_);
+  return completed_ == enqueued_;
+}
+
 bool HostStream::OnStreamThread() { return on_stream_thread; }
 
 void HostStream::Run() {

@@ -47,6 +47,8 @@ class HostStream {
   absl::Status Enqueue(std::function<void()> work);
   // Waits for all work queued before the call.
   void Synchronize();
+  // True where all work queued is done.
+  bool idle();
 
   // True on the thread of any stream: there, waiting could never end.
   static bool OnStreamThread();

@@ -76,7 +76,7 @@ TEST_F(MemorySnapshotTest, SaysWhatTheRuntimeHolds) {
   Work();
   const Json json = Build();
   EXPECT_EQ(json["version"], 1);
-  EXPECT_EQ(json["device"]["driver"], "host");
+  EXPECT_EQ(json["device"]["driver"], runtime_->driver()->name());
   EXPECT_EQ(json["device"]["total"], MiB(8).value());
   EXPECT_EQ(json["page_size"], kPageBytes);
   EXPECT_EQ(json["memory"]["limit"], MiB(4).value());

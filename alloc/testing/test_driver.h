@@ -3,17 +3,16 @@
 // Every such test runs once on HostDriver and once on CudaDriver: the same
 // program, told which by the environment variable QUIRE_TEST_DRIVER ("host", as
 // where it is not set, or "cuda_fake"). quire_test(... DRIVERS) registers both
-// runs. Behind CudaDriver is a strict fake of NVIDIA's driver with memory at
-// the addresses that it hands out, so that a test may play the device and read
-// and write through them on both. What only one driver does is skipped on the
-// other by its name().
+// runs. Behind CudaDriver is a strict fake of NVIDIA's driver (fake_cuda.h)
+// with memory at the addresses that it hands out, so that a test may play the
+// device and read and write through them on both. What only one driver does is
+// skipped on the other by its name().
 
 #ifndef QUIRE_ALLOC_TESTING_TEST_DRIVER_H_
 #define QUIRE_ALLOC_TESTING_TEST_DRIVER_H_
 
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,6 +24,14 @@ namespace quire {
 // A FaultyDriver, because that passes everything on until it is told to fail.
 class TestDriver : public FaultyDriver {
  public:
+  // A driver on a device that keeps its own books.
+  class Device {
+   public:
+    virtual ~Device() = default;
+    virtual Driver* driver() = 0;
+    virtual std::vector<std::string> Leaks() const = 0;
+  };
+
   // The options mean the same to both; costs and mapping_limit are HostDriver's
   // alone.
   static absl::StatusOr<std::unique_ptr<TestDriver>> Create(
@@ -32,14 +39,13 @@ class TestDriver : public FaultyDriver {
 
   // What is still held, in words, from the books of the device: empty where
   // everything was given back.
-  std::vector<std::string> Leaks() const { return host_->Leaks(); }
+  std::vector<std::string> Leaks() const { return device_->Leaks(); }
 
  private:
-  explicit TestDriver(std::unique_ptr<HostDriver> host)
-      : FaultyDriver(std::unique_ptr<Driver>(host.get())),
-        host_(host.release()) {}
+  explicit TestDriver(std::unique_ptr<Device> device)
+      : FaultyDriver(device->driver()), device_(std::move(device)) {}
 
-  HostDriver* const host_;
+  const std::unique_ptr<Device> device_;
 };
 
 }  // namespace quire

@@ -1,0 +1,77 @@
+#include "alloc/testing/fake_cuda_pinned.h"
+
+#include <sys/mman.h>
+
+#include <iterator>
+
+#include "absl/strings/str_format.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+FakeCudaPinned::Block::~Block() { munmap(start_, size_); }
+
+CUresult FakeCudaPinned::Allocate(CUdevice current, void** memory, size_t size,
+                                  unsigned flags) {
+  constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE |
+                              CU_MEMHOSTALLOC_DEVICEMAP |
+                              CU_MEMHOSTALLOC_WRITECOMBINED;
+  // Rule pinned-arguments.
+  if (memory == nullptr || size == 0 || (flags & ~kKnown) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  void* const start = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // Rule pinned-exhausted.
+  if (start == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  *memory = start;
+  auto* const bytes = static_cast<std::byte*>(start);
+  MutexLock lock(&mutex_);
+  blocks_[bytes] = std::make_shared<Block>(current, bytes, size);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeCudaPinned::Free(void* memory) {
+  MutexLock lock(&mutex_);
+  const auto block = blocks_.find(static_cast<const std::byte*>(memory));
+  // Rule pinned-free.
+  if (block == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
+  block->second->Free();
+  blocks_.erase(block);
+  return CUDA_SUCCESS;
+}
+
+void FakeCudaPinned::Reset(CUdevice device) {
+  MutexLock lock(&mutex_);
+  std::erase_if(blocks_, [&](const auto& entry) {
+    if (entry.second->device() != device) return false;
+    entry.second->Free();
+    return true;
+  });
+}
+
+std::shared_ptr<const FakeCudaPinned::Block> FakeCudaPinned::Find(
+    const void* address) const {
+  const auto* const byte = static_cast<const std::byte*>(address);
+  MutexLock lock(&mutex_);
+  const auto next = blocks_.upper_bound(byte);
+  if (next == blocks_.begin()) return nullptr;
+  const std::shared_ptr<Block>& block = std::prev(next)->second;
+  const size_t offset = byte - block->start();
+  return offset < block->size() ? block : nullptr;
+}
+
+size_t FakeCudaPinned::block_count() const {
+  MutexLock lock(&mutex_);
+  return blocks_.size();
+}
+
+void FakeCudaPinned::AppendLeaks(std::vector<std::string>* leaks) const {
+  MutexLock lock(&mutex_);
+  for (const auto& [start, block] : blocks_) {
+    leaks->push_back(absl::StrFormat("pinned host memory of %s at %p",
+                                     FormatBytes(Bytes(block->size())), start));
+  }
+}
+
+}  // namespace quire
