@@ -1,0 +1,175 @@
+// The C interface of the allocator.
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "alloc/c_api_internal.h"
+
+using quire::Bytes;
+using quire::DeviceAddress;
+using quire::OwnerId;
+using quire::StreamId;
+using quire::c_api::Call;
+using quire::c_api::CheckArguments;
+using quire::c_api::ReadOptions;
+using quire::c_api::WriteResult;
+
+quire_status quire_runtime_get_allocator(quire_runtime* runtime, int32_t device,
+                                         quire_allocator** allocator) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"runtime", runtime}, {"allocator", allocator}}));
+    QUIRE_RETURN_IF_ERROR(quire::c_api::CheckDevice(*runtime->runtime, device));
+    *allocator = new quire_allocator{
+        runtime->runtime, nullptr,
+        runtime->runtime->allocator(quire::DeviceId(device))};
+    return absl::OkStatus();
+  });
+}
+
+quire_status quire_allocator_create(quire_memory* memory,
+                                    const quire_allocator_options* options,
+                                    quire_allocator** allocator) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"memory", memory}, {"allocator", allocator}}));
+    QUIRE_ASSIGN_OR_RETURN(const quire_allocator_options known,
+                           ReadOptions("quire_allocator_options", options));
+    if (known.slab_owner >= quire::kMaxOwners) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("slab_owner %u is not below %u", known.slab_owner,
+                          quire::kMaxOwners));
+    }
+    quire::DeviceAllocatorOptions allocator_options;
+    allocator_options.slab_owner = OwnerId(known.slab_owner);
+    if (known.seed != 0) allocator_options.seed = known.seed;
+    if (known.fence_batch != 0) {
+      allocator_options.fence_batch = Bytes(known.fence_batch);
+    }
+    auto created = std::make_unique<quire_allocator>();
+    created->runtime = memory->runtime;
+    created->created =
+        quire::DeviceAllocator::Create(memory->memory, allocator_options);
+    created->allocator = created->created.get();
+    *allocator = created.release();
+    return absl::OkStatus();
+  });
+}
+
+void quire_allocator_destroy(quire_allocator* allocator) noexcept {
+  delete allocator;
+}
+
+quire_status quire_allocator_allocate(quire_allocator* allocator,
+                                      uint64_t bytes,
+                                      const quire_allocate_options* options,
+                                      uint64_t* address) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"allocator", allocator}, {"address", address}}));
+    quire::AllocateOptions allocate_options;
+    if (options != nullptr) {
+      QUIRE_ASSIGN_OR_RETURN(const quire_allocate_options known,
+                             ReadOptions("quire_allocate_options", options));
+      allocate_options.stream = StreamId(known.stream);
+      allocate_options.owner = OwnerId(known.owner);
+      if (known.alignment != 0) {
+        allocate_options.alignment = Bytes(known.alignment);
+      }
+    }
+    QUIRE_ASSIGN_OR_RETURN(
+        const DeviceAddress allocated,
+        allocator->allocator->Allocate(Bytes(bytes), allocate_options));
+    *address = allocated.value();
+    return absl::OkStatus();
+  });
+}
+
+quire_status quire_allocator_free(quire_allocator* allocator, uint64_t address,
+                                  uint64_t stream) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"allocator", allocator}}));
+    if (address == 0) return absl::OkStatus();
+    return allocator->allocator->Free(DeviceAddress(address), StreamId(stream));
+  });
+}
+
+quire_status quire_allocator_record_stream(quire_allocator* allocator,
+                                           uint64_t address,
+                                           uint64_t stream) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"allocator", allocator}}));
+    return allocator->allocator->RecordStream(DeviceAddress(address),
+                                              StreamId(stream));
+  });
+}
+
+quire_status quire_allocator_find(const quire_allocator* allocator,
+                                  uint64_t address,
+                                  quire_allocation_info* info) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"allocator", allocator}, {"info", info}}));
+    const std::optional<quire::AllocationInfo> found =
+        allocator->allocator->Find(DeviceAddress(address));
+    if (!found) {
+      return absl::NotFoundError(
+          absl::StrFormat("0x%x lies in no live allocation", address));
+    }
+    quire_allocation_info values{};
+    values.address = found->address.value();
+    values.requested = found->requested.value();
+    values.allocated = found->allocated.value();
+    values.stream = found->stream.value();
+    values.owner = found->owner.value();
+    return WriteResult("quire_allocation_info", values, info);
+  });
+}
+
+quire_status quire_allocator_trim(quire_allocator* allocator, uint64_t keep,
+                                  uint64_t* bytes_given_back) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"allocator", allocator}}));
+    const Bytes given_back = allocator->allocator->Trim(Bytes(keep));
+    if (bytes_given_back != nullptr) *bytes_given_back = given_back.value();
+    return absl::OkStatus();
+  });
+}
+
+quire_status quire_allocator_get_statistics(
+    const quire_allocator* allocator,
+    quire_allocator_statistics* statistics) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"allocator", allocator}, {"statistics", statistics}}));
+    const quire::AllocatorStatistics from =
+        allocator->allocator->GetStatistics();
+    quire_allocator_statistics values{};
+    values.version = QUIRE_ALLOCATOR_STATISTICS_VERSION;
+    // A statistic without a field does not compile: add it at the end of the
+    // struct, and raise the version.
+#define QUIRE_COPY_STATISTIC(name, help) values.name = from.name;
+    QUIRE_ALLOCATOR_STATISTICS(QUIRE_COPY_STATISTIC)
+#undef QUIRE_COPY_STATISTIC
+    return WriteResult("quire_allocator_statistics", values, statistics);
+  });
+}
+
+quire_status quire_allocator_get_largest_possible(
+    const quire_allocator* allocator, uint64_t* bytes) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"allocator", allocator}, {"bytes", bytes}}));
+    *bytes = allocator->allocator->GetLargestPossible().value();
+    return absl::OkStatus();
+  });
+}
+
+quire_status quire_allocator_check_invariants(
+    const quire_allocator* allocator) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"allocator", allocator}}));
+    return allocator->allocator->CheckInvariants();
+  });
+}

@@ -1,0 +1,180 @@
+// The C interface of the runtime: devices, reports, streams, owners.
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "alloc/c_api_internal.h"
+#include "quire/alloc/cuda_driver.h"
+#include "quire/alloc/host_driver.h"
+#include "quire/alloc/memory_snapshot.h"
+
+namespace quire::c_api {
+namespace {
+
+constexpr int32_t kMaxHostDevices = 64;
+
+absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
+    const quire_runtime_options& options) {
+  HostDriverOptions host;
+  switch (options.driver) {
+    case QUIRE_DRIVER_CUDA:
+      return CreateCudaDriver();
+    case QUIRE_DRIVER_HOST:
+      break;
+    case QUIRE_DRIVER_HOST_WITHOUT_MEMORY:
+      host.backing = HostDriverOptions::Backing::kNone;
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          options.driver, " is not one of the values of quire_driver_kind"));
+  }
+  if (options.host_device_count < 0 ||
+      options.host_device_count > kMaxHostDevices) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("host_device_count ", options.host_device_count,
+                     " is not between 1 and ", kMaxHostDevices));
+  }
+  if (options.host_device_count != 0) {
+    host.device_count = options.host_device_count;
+  }
+  if (options.host_memory_per_device != 0) {
+    host.memory_per_device = Bytes(options.host_memory_per_device);
+  }
+  return HostDriver::Create(host);
+}
+
+RuntimeOptions RuntimeOptionsFrom(const quire_runtime_options& from) {
+  RuntimeOptions options;
+  if (from.page_size != 0) options.page_size = Bytes(from.page_size);
+  options.limit = Bytes(from.limit);
+  if (from.trace_capacity != 0) options.trace_capacity = from.trace_capacity;
+  if (from.disable_trace != 0) options.trace_capacity = 0;
+  return options;
+}
+
+absl::StatusOr<nlohmann::json> Snapshot(quire_runtime* runtime,
+                                        int32_t device) {
+  QUIRE_RETURN_IF_ERROR(CheckArguments({{"runtime", runtime}}));
+  QUIRE_RETURN_IF_ERROR(CheckDevice(*runtime->runtime, device));
+  MemorySnapshotOptions options;
+  options.device = DeviceId(device);
+  return BuildMemorySnapshot(*runtime->runtime, options);
+}
+
+}  // namespace
+}  // namespace quire::c_api
+
+using quire::DeviceId;
+using quire::OwnerId;
+using quire::StreamId;
+using quire::c_api::Call;
+using quire::c_api::CheckArguments;
+using quire::c_api::CheckDevice;
+using quire::c_api::WriteText;
+
+quire_status quire_runtime_create(const quire_runtime_options* options,
+                                  quire_runtime** runtime) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"runtime", runtime}}));
+    QUIRE_ASSIGN_OR_RETURN(
+        const quire_runtime_options known,
+        quire::c_api::ReadOptions("quire_runtime_options", options));
+    QUIRE_ASSIGN_OR_RETURN(auto driver, quire::c_api::CreateDriver(known));
+    QUIRE_ASSIGN_OR_RETURN(
+        std::shared_ptr<quire::Runtime> created,
+        quire::Runtime::Create(std::move(driver),
+                               quire::c_api::RuntimeOptionsFrom(known)));
+    *runtime = new quire_runtime{std::move(created)};
+    return absl::OkStatus();
+  });
+}
+
+void quire_runtime_destroy(quire_runtime* runtime) noexcept { delete runtime; }
+
+quire_status quire_runtime_get_device_count(const quire_runtime* runtime,
+                                            int32_t* count) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"runtime", runtime}, {"count", count}}));
+    *count = runtime->runtime->device_count();
+    return absl::OkStatus();
+  });
+}
+
+quire_status quire_runtime_get_snapshot_json(quire_runtime* runtime,
+                                             int32_t device,
+                                             char** json) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"json", json}}));
+    QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
+                           quire::c_api::Snapshot(runtime, device));
+    // Names of owners are the caller's bytes and need not be UTF-8.
+    return WriteText(
+        snapshot.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+        json);
+  });
+}
+
+quire_status quire_runtime_get_report(quire_runtime* runtime, int32_t device,
+                                      char** text) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"text", text}}));
+    QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
+                           quire::c_api::Snapshot(runtime, device));
+    return WriteText(quire::FormatMemoryReport(snapshot), text);
+  });
+}
+
+// ---- Streams ----------------------------------------------------------------
+
+quire_status quire_stream_create(quire_runtime* runtime, int32_t device,
+                                 uint64_t* stream) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"runtime", runtime}, {"stream", stream}}));
+    QUIRE_RETURN_IF_ERROR(CheckDevice(*runtime->runtime, device));
+    QUIRE_ASSIGN_OR_RETURN(
+        const StreamId created,
+        runtime->runtime->driver()->CreateStream(DeviceId(device)));
+    *stream = created.value();
+    return absl::OkStatus();
+  });
+}
+
+quire_status quire_stream_destroy(quire_runtime* runtime,
+                                  uint64_t stream) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"runtime", runtime}}));
+    return runtime->runtime->driver()->DestroyStream(StreamId(stream));
+  });
+}
+
+quire_status quire_stream_synchronize(quire_runtime* runtime,
+                                      uint64_t stream) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"runtime", runtime}}));
+    return runtime->runtime->driver()->SynchronizeStream(StreamId(stream));
+  });
+}
+
+// ---- Owners -----------------------------------------------------------------
+
+quire_status quire_owner_register(quire_runtime* runtime, const char* name,
+                                  uint32_t* owner) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments(
+        {{"runtime", runtime}, {"name", name}, {"owner", owner}}));
+    *owner = runtime->runtime->owners()->Register(name).value();
+    return absl::OkStatus();
+  });
+}
+
+quire_status quire_owner_get_name(quire_runtime* runtime, uint32_t owner,
+                                  char** name) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"runtime", runtime}, {"name", name}}));
+    return WriteText(runtime->runtime->owners()->Name(OwnerId(owner)), name);
+  });
+}

@@ -1,0 +1,414 @@
+// The device allocator for C, and for every language that can call C.
+//
+// What the functions do is what the C++ headers of the same folder say in full;
+// this header says what the border adds. It is C11 and C++11, and an ABI:
+// within one minor version (0.x), or one major version from 1 on, functions and
+// fields are added at the end and nothing else changes.
+//
+// Example:
+//   quire_runtime* runtime = NULL;
+//   quire_allocator* allocator = NULL;
+//   quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
+//   options.driver = QUIRE_DRIVER_CUDA;
+//   uint64_t address = 0;
+//   if (quire_runtime_create(&options, &runtime) != QUIRE_OK ||
+//       quire_runtime_get_allocator(runtime, 0, &allocator) != QUIRE_OK ||
+//       quire_allocator_allocate(allocator, size, NULL, &address) != QUIRE_OK)
+//     fprintf(stderr, "%s\n", quire_last_error());
+//
+// Errors. Functions that can fail return a quire_status. No exception leaves
+// them, and none of them aborts, whatever its arguments are: NULL for a handle,
+// an output or a text is QUIRE_INVALID_ARGUMENT unless the function says that
+// NULL is allowed. Outputs are written on QUIRE_OK only. A failed call changes
+// nothing. (Where the process itself has no memory left, Abseil, which formats
+// the messages, may end it before QUIRE_OUT_OF_HOST_MEMORY can be returned.)
+//
+// Ownership. A handle that a function gives belongs to the caller, who destroys
+// it once. Each handle keeps alive what it stands on, so handles may be
+// destroyed in any order; what they stand on goes with the last of them.
+// Destroying NULL does nothing. Like free(), destroying a handle twice or using
+// it afterwards is undefined. Text that a function gives is freed with
+// quire_string_free.
+//
+// Threads. Every function may be called from any thread at any time, also on
+// one handle, until the handle is destroyed. Errors are kept for each thread.
+//
+// Streams. A stream is a number from quire_stream_create; 0 is no stream.
+// Nothing is stream-ordered unless the function says so.
+//
+// Structs begin with their size, which the caller sets to sizeof, so that
+// programs and libraries of different versions understand each other. Options:
+// zero in a field is its default (the _INIT macros set the size and zeros); a
+// field that the library does not know and that is not zero is
+// QUIRE_INVALID_ARGUMENT. Results: the library fills the fields that both know
+// and sets the others to zero. A size below that of the first version is
+// QUIRE_INVALID_ARGUMENT, 0 included.
+
+#ifndef QUIRE_ALLOC_C_API_H_
+#define QUIRE_ALLOC_C_API_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define QUIRE_ALLOC_VERSION_MAJOR 0
+#define QUIRE_ALLOC_VERSION_MINOR 1
+#define QUIRE_ALLOC_VERSION_PATCH 0
+
+// Only the shared library exports these names; in a static one they are as
+// hidden as the rest.
+#if defined(QUIRE_ALLOC_BUILDS_SHARED_LIBRARY)
+#define QUIRE_C_FUNCTION __attribute__((visibility("default")))
+#else
+#define QUIRE_C_FUNCTION
+#endif
+
+#ifdef __cplusplus
+#define QUIRE_C_NOEXCEPT noexcept
+extern "C" {
+#else
+#define QUIRE_C_NOEXCEPT
+#endif
+
+// ---- Version and errors -----------------------------------------------------
+
+// "0.1.0": of the library that runs, where the macros above are of the header.
+QUIRE_C_FUNCTION const char* quire_alloc_version(void) QUIRE_C_NOEXCEPT;
+
+typedef int32_t quire_status;
+enum {
+  QUIRE_OK = 0,
+  // An argument that the function cannot take; the message names it.
+  QUIRE_INVALID_ARGUMENT = 1,
+  // A stream, owner or allocation that does not exist.
+  QUIRE_NOT_FOUND = 2,
+  // The state forbids it: double free.
+  QUIRE_FAILED_PRECONDITION = 3,
+  // Memory, addresses or a limit of the device ran out. The message is the
+  // verdict; quire_last_shortage has it in numbers.
+  QUIRE_OUT_OF_DEVICE_MEMORY = 4,
+  // The process has no memory for bookkeeping.
+  QUIRE_OUT_OF_HOST_MEMORY = 5,
+  // The driver refused to undo what it had done: memory is in quarantine.
+  QUIRE_DATA_LOSS = 6,
+  // No driver, no device, or no such backend in this build.
+  QUIRE_UNAVAILABLE = 7,
+  // The driver failed in another way, or Quire has a defect.
+  QUIRE_INTERNAL = 8
+};
+
+// "OUT_OF_DEVICE_MEMORY"; "UNKNOWN" for numbers that are no status. Static.
+QUIRE_C_FUNCTION const char* quire_status_name(quire_status status)
+    QUIRE_C_NOEXCEPT;
+
+// What was wrong in the last call of this thread that failed; "" before the
+// first. Never NULL. Valid until the next failure of this thread, or its end.
+QUIRE_C_FUNCTION const char* quire_last_error(void) QUIRE_C_NOEXCEPT;
+
+typedef int32_t quire_shortage_kind;
+enum {
+  QUIRE_SHORTAGE_CAPACITY = 1,       // not enough exists on the device
+  QUIRE_SHORTAGE_FRAGMENTATION = 2,  // enough exists, held as slack or cache
+  QUIRE_SHORTAGE_LIMIT = 3,          // the caller's own limit
+  QUIRE_SHORTAGE_COOLING = 4,        // freed, but a stream is still using it
+  QUIRE_SHORTAGE_ADDRESS_SPACE = 5,  // addresses ran out, not memory
+  QUIRE_SHORTAGE_OTHER_PROCESS = 6,  // another process holds it
+  QUIRE_SHORTAGE_MAPPINGS = 7        // the driver takes no more mappings
+};
+
+// The verdict on a request that could not be served, in bytes.
+typedef struct quire_shortage {
+  size_t size;
+  quire_shortage_kind kind;
+  uint32_t padding;
+  uint64_t requested;
+  // For QUIRE_SHORTAGE_ADDRESS_SPACE these three are of addresses, else of
+  // memory.
+  uint64_t free;              // could be created or is cached now
+  uint64_t largest_possible;  // the largest request that would succeed now
+  uint64_t limit;
+  uint64_t device_total;
+  uint64_t cooling;
+  uint64_t held_as_slack;  // what caches and compaction could free
+} quire_shortage;
+#define QUIRE_SHORTAGE_INIT \
+  { sizeof(quire_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+// The verdict of the last call of this thread that failed. QUIRE_NOT_FOUND,
+// which does not replace that error, where the call failed for another reason.
+QUIRE_C_FUNCTION quire_status quire_last_shortage(quire_shortage* shortage)
+    QUIRE_C_NOEXCEPT;
+
+// Frees text that a function of this header gave. NULL is allowed.
+QUIRE_C_FUNCTION void quire_string_free(char* text) QUIRE_C_NOEXCEPT;
+
+// ---- Runtime: the driver and its devices ------------------------------------
+
+typedef struct quire_runtime quire_runtime;
+
+typedef int32_t quire_driver_kind;
+enum {
+  // A device in host memory: its addresses are pointers.
+  QUIRE_DRIVER_HOST = 0,
+  // The same without memory behind the pages: any size, for simulations.
+  QUIRE_DRIVER_HOST_WITHOUT_MEMORY = 1,
+  // NVIDIA's driver, loaded when the runtime is created.
+  QUIRE_DRIVER_CUDA = 2
+};
+
+typedef struct quire_runtime_options {
+  size_t size;
+  quire_driver_kind driver;
+  // Of the software devices alone: how many (default 1, at most 64), each with
+  // so much memory (default 8 GiB).
+  int32_t host_device_count;
+  uint64_t host_memory_per_device;
+  // Bytes of a physical page: a power of two, a multiple of the device's
+  // granularity. Default 2 MiB.
+  uint64_t page_size;
+  // Physical memory to use on each device, at most. Default: what is free when
+  // the runtime is created.
+  uint64_t limit;
+  // Events kept for reports (default 16384). 1 in the second field: none.
+  uint64_t trace_capacity;
+  uint32_t disable_trace;
+  uint32_t padding;
+} quire_runtime_options;
+#define QUIRE_RUNTIME_OPTIONS_INIT \
+  { sizeof(quire_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+
+// Opens the driver and gives every device of it a pool of pages and an
+// allocator. `options` may be NULL: all defaults. Errors:
+// QUIRE_INVALID_ARGUMENT for options, QUIRE_UNAVAILABLE for the driver.
+QUIRE_C_FUNCTION quire_status
+quire_runtime_create(const quire_runtime_options* options,
+                     quire_runtime** runtime) QUIRE_C_NOEXCEPT;
+// With the last handle, memory still allocated is given back when the streams
+// that it was allocated for are done: the call waits for them.
+QUIRE_C_FUNCTION void quire_runtime_destroy(quire_runtime* runtime)
+    QUIRE_C_NOEXCEPT;
+
+// Devices are numbered from 0 on.
+QUIRE_C_FUNCTION quire_status quire_runtime_get_device_count(
+    const quire_runtime* runtime, int32_t* count) QUIRE_C_NOEXCEPT;
+
+// The device's memory as JSON (docs/memory_snapshot.md), and as the report that
+// a person reads. Both walk all pages and allocations. QUIRE_INVALID_ARGUMENT
+// for a device that is not there.
+QUIRE_C_FUNCTION quire_status quire_runtime_get_snapshot_json(
+    quire_runtime* runtime, int32_t device, char** json) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION quire_status quire_runtime_get_report(
+    quire_runtime* runtime, int32_t device, char** text) QUIRE_C_NOEXCEPT;
+
+// ---- Streams ----------------------------------------------------------------
+
+// A queue of work of one device, owned by the caller. QUIRE_INVALID_ARGUMENT
+// for a device that is not there.
+QUIRE_C_FUNCTION quire_status quire_stream_create(
+    quire_runtime* runtime, int32_t device, uint64_t* stream) QUIRE_C_NOEXCEPT;
+// Both wait for the work queued on the stream. QUIRE_NOT_FOUND for a stream
+// that does not exist: destroying one twice is an error without harm.
+QUIRE_C_FUNCTION quire_status
+quire_stream_destroy(quire_runtime* runtime, uint64_t stream) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION quire_status quire_stream_synchronize(
+    quire_runtime* runtime, uint64_t stream) QUIRE_C_NOEXCEPT;
+
+// ---- Owners -----------------------------------------------------------------
+
+// Whom memory is accounted to: weights, KV, a model. 0 is everything that names
+// no owner. The first call with a name gives it a number, later ones the same;
+// it stays valid as long as the runtime. `name` is copied.
+QUIRE_C_FUNCTION quire_status quire_owner_register(
+    quire_runtime* runtime, const char* name, uint32_t* owner) QUIRE_C_NOEXCEPT;
+// "owner 7" for numbers that were never registered.
+QUIRE_C_FUNCTION quire_status quire_owner_get_name(
+    quire_runtime* runtime, uint32_t owner, char** name) QUIRE_C_NOEXCEPT;
+
+// ---- Device memory: the pool of physical pages of one device ----------------
+
+typedef struct quire_memory quire_memory;
+
+QUIRE_C_FUNCTION quire_status
+quire_runtime_get_memory(quire_runtime* runtime, int32_t device,
+                         quire_memory** memory) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION void quire_memory_destroy(quire_memory* memory)
+    QUIRE_C_NOEXCEPT;
+
+// Bytes and counts; DeviceMemoryStatistics in device_memory.h. Physical pages
+// are counted once: in_use = live + cooling + cached + quarantined. Addresses:
+// reserved = mapped + unmapped.
+typedef struct quire_memory_statistics {
+  size_t size;
+  uint32_t version;  // set by the library: of the fields that it knows
+  uint32_t padding;
+  uint64_t page_size;
+  uint64_t limit;
+  uint64_t address_space;
+  uint64_t reserved;
+  uint64_t mapped;
+  uint64_t unmapped;
+  uint64_t shared;
+  uint64_t in_use;
+  uint64_t live;
+  uint64_t cooling;
+  uint64_t cached;
+  uint64_t quarantined;
+  uint64_t peak_in_use;
+  uint64_t peak_live;
+  uint64_t growable;
+  uint64_t pages_created;
+  uint64_t pages_released;
+  uint64_t commits;
+  uint64_t commits_from_cache;
+} quire_memory_statistics;
+#define QUIRE_MEMORY_STATISTICS_VERSION 1
+
+// O(1).
+QUIRE_C_FUNCTION quire_status quire_memory_get_statistics(
+    const quire_memory* memory,
+    quire_memory_statistics* statistics) QUIRE_C_NOEXCEPT;
+// Pages that `owner` holds, in bytes. 0 for an owner that holds none.
+QUIRE_C_FUNCTION quire_status
+quire_memory_get_owner_live_bytes(const quire_memory* memory, uint32_t owner,
+                                  uint64_t* bytes) QUIRE_C_NOEXCEPT;
+// Creates pages ahead until `pages` are cached, so that the next allocations
+// need none of the driver's slowest calls. Stops early at the limit.
+QUIRE_C_FUNCTION quire_status
+quire_memory_prepare(quire_memory* memory, uint64_t pages) QUIRE_C_NOEXCEPT;
+// Gives memory that nobody holds back to the driver, caches of allocators
+// included, until at most `keep_pages` pages are cached. Waits for nothing.
+// `pages_given_back` may be NULL.
+QUIRE_C_FUNCTION quire_status
+quire_memory_trim(quire_memory* memory, uint64_t keep_pages,
+                  uint64_t* pages_given_back) QUIRE_C_NOEXCEPT;
+// QUIRE_OK, or the first refusal of the driver that put memory into quarantine.
+// The memory stays usable.
+QUIRE_C_FUNCTION quire_status
+quire_memory_check_health(const quire_memory* memory) QUIRE_C_NOEXCEPT;
+
+// ---- Allocator --------------------------------------------------------------
+
+typedef struct quire_allocator quire_allocator;
+
+// The allocator that the runtime made for the device. Every handle of it is of
+// the same allocator.
+QUIRE_C_FUNCTION quire_status
+quire_runtime_get_allocator(quire_runtime* runtime, int32_t device,
+                            quire_allocator** allocator) QUIRE_C_NOEXCEPT;
+
+typedef struct quire_allocator_options {
+  size_t size;
+  // Small allocations are placed in random order: this one. Default 1.
+  uint64_t seed;
+  // Frees on one stream gather up to so many bytes for one event. Default
+  // 1 MiB. 1: each free records its own.
+  uint64_t fence_batch;
+  // Whom the pages of small allocations are accounted to: many owners share
+  // them.
+  uint32_t slab_owner;
+  uint32_t padding;
+} quire_allocator_options;
+#define QUIRE_ALLOCATOR_OPTIONS_INIT \
+  { sizeof(quire_allocator_options), 0, 0, 0, 0 }
+
+// Another allocator on the same pages. `options` may be NULL: all defaults.
+QUIRE_C_FUNCTION quire_status quire_allocator_create(
+    quire_memory* memory, const quire_allocator_options* options,
+    quire_allocator** allocator) QUIRE_C_NOEXCEPT;
+// With the last handle of an allocator, memory still allocated is given back
+// when the streams that it was allocated for are done: the call waits for them.
+QUIRE_C_FUNCTION void quire_allocator_destroy(quire_allocator* allocator)
+    QUIRE_C_NOEXCEPT;
+
+typedef struct quire_allocate_options {
+  size_t size;
+  // The stream that will use the memory first. 0: any stream, now.
+  uint64_t stream;
+  // A power of two. Default, and least: 256.
+  uint64_t alignment;
+  uint32_t owner;
+  uint32_t padding;
+} quire_allocate_options;
+#define QUIRE_ALLOCATE_OPTIONS_INIT \
+  { sizeof(quire_allocate_options), 0, 0, 0, 0 }
+
+// Stream-ordered: memory that was freed on `stream` may be handed out before
+// the work queued there is done. `options` may be NULL: all defaults. 0 bytes
+// give an address of its own, which may not be used and must be freed. The
+// memory belongs to the caller until it is freed, or the allocator is gone.
+// Errors: QUIRE_OUT_OF_DEVICE_MEMORY for everything that cannot be had, up to
+// SIZE_MAX bytes; QUIRE_INVALID_ARGUMENT for an alignment or an owner.
+QUIRE_C_FUNCTION quire_status quire_allocator_allocate(
+    quire_allocator* allocator, uint64_t bytes,
+    const quire_allocate_options* options, uint64_t* address) QUIRE_C_NOEXCEPT;
+// Stream-ordered: all uses are queued on `stream` (0: are over), or on streams
+// that were recorded. Address 0 does nothing. Errors: QUIRE_INVALID_ARGUMENT
+// for an address that is not the start of a live allocation,
+// QUIRE_FAILED_PRECONDITION for a double free, QUIRE_NOT_FOUND for a stream.
+QUIRE_C_FUNCTION quire_status
+quire_allocator_free(quire_allocator* allocator, uint64_t address,
+                     uint64_t stream) QUIRE_C_NOEXCEPT;
+// Adds a stream that uses the allocation: nobody has the memory again before
+// its work is done. Errors as for quire_allocator_free.
+QUIRE_C_FUNCTION quire_status
+quire_allocator_record_stream(quire_allocator* allocator, uint64_t address,
+                              uint64_t stream) QUIRE_C_NOEXCEPT;
+
+typedef struct quire_allocation_info {
+  size_t size;
+  uint64_t address;
+  uint64_t requested;
+  uint64_t allocated;  // with rounding
+  uint64_t stream;
+  uint32_t owner;
+  uint32_t padding;
+} quire_allocation_info;
+
+// The live allocation that contains `address`, or QUIRE_NOT_FOUND. O(1).
+QUIRE_C_FUNCTION quire_status
+quire_allocator_find(const quire_allocator* allocator, uint64_t address,
+                     quire_allocation_info* info) QUIRE_C_NOEXCEPT;
+
+// Gives whole free pages back to the pool until at most `keep` bytes are cached
+// here. Moves nothing, waits for nothing. `bytes_given_back` may be NULL.
+QUIRE_C_FUNCTION quire_status
+quire_allocator_trim(quire_allocator* allocator, uint64_t keep,
+                     uint64_t* bytes_given_back) QUIRE_C_NOEXCEPT;
+
+// Bytes and counts; QUIRE_ALLOCATOR_STATISTICS in allocator.h.
+typedef struct quire_allocator_statistics {
+  size_t size;
+  uint32_t version;  // set by the library: of the fields that it knows
+  uint32_t padding;
+  uint64_t requested_bytes;
+  uint64_t live_bytes;
+  uint64_t cached_bytes;
+  uint64_t cooling_bytes;
+  uint64_t slack_bytes;
+  uint64_t mapped_bytes;
+  uint64_t live_allocations;
+  uint64_t peak_requested_bytes;
+  uint64_t peak_mapped_bytes;
+  uint64_t total_allocations;
+  uint64_t total_frees;
+  uint64_t failed_allocations;
+  uint64_t slab_count;
+} quire_allocator_statistics;
+#define QUIRE_ALLOCATOR_STATISTICS_VERSION 1
+
+// O(1).
+QUIRE_C_FUNCTION quire_status quire_allocator_get_statistics(
+    const quire_allocator* allocator,
+    quire_allocator_statistics* statistics) QUIRE_C_NOEXCEPT;
+// The largest allocation that would succeed now, everything reclaimable
+// reclaimed. O(1).
+QUIRE_C_FUNCTION quire_status quire_allocator_get_largest_possible(
+    const quire_allocator* allocator, uint64_t* bytes) QUIRE_C_NOEXCEPT;
+// Walks everything; QUIRE_INTERNAL names the equation that does not hold.
+QUIRE_C_FUNCTION quire_status quire_allocator_check_invariants(
+    const quire_allocator* allocator) QUIRE_C_NOEXCEPT;
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // QUIRE_ALLOC_C_API_H_
