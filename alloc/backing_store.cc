@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "absl/strings/str_cat.h"
 #include "quire/alloc/status_macros.h"
@@ -16,11 +17,12 @@ bool IsLive(const PageSlot& slot) { return slot.state == SlotState::kLive; }
 
 }  // namespace
 
-BackingStore::BackingStore(Driver* driver, DeviceId device, Bytes page_size,
-                           uint64_t limit, uint64_t cache_limit)
+BackingStore::BackingStore(Driver* driver, const OwnerRegistry* owners,
+                           const PagePoolOptions& options)
     : driver_(driver),
-      page_size_(page_size),
-      pool_(driver, device, page_size, limit, cache_limit) {}
+      page_size_(options.page_size),
+      pool_(driver, options),
+      accounts_(owners) {}
 
 // ---- Commit -----------------------------------------------------------------
 
@@ -28,6 +30,7 @@ absl::Status BackingStore::TryCommit(const CommitRequest& request,
                                      CommitAttempt* attempt) {
   ManagedRange* const range = request.range;
   attempt->shortage = CommitAttempt::Shortage::kNone;
+  attempt->hopeless = false;
   uint64_t unbacked = 0;
   uint64_t cooling = 0;
   for (uint64_t i = request.first; i < request.first + request.count; ++i) {
@@ -52,6 +55,8 @@ absl::Status BackingStore::TryCommit(const CommitRequest& request,
   attempt->wanted = named.empty() ? unbacked
                                   : static_cast<uint64_t>(std::count(
                                         named.begin(), named.end(), nullptr));
+  attempt->growth = attempt->wanted + (cooling > 0 ? CountRevived(request) : 0);
+  QUIRE_RETURN_IF_ERROR(CheckOwner(range->owner(), attempt));
   const uint64_t live_before = accounts_.live();
   if (unbacked > 0) {
     std::vector<PageRecord*> pages;
@@ -81,7 +86,7 @@ absl::Status BackingStore::TryCommit(const CommitRequest& request,
     --cooling;
   }
   attempt->became_live = accounts_.live() - live_before;
-  accounts_.UpdatePeak();
+  accounts_.UpdatePeaks(range->owner());
   if (unbacked > 0) {
     ++commits_;
     if (attempt->created == 0) ++commits_from_cache_;
@@ -129,6 +134,34 @@ absl::StatusOr<PageRecord*> BackingStore::FindShareable(PageHandle handle,
   return page;
 }
 
+uint64_t BackingStore::CountRevived(const CommitRequest& request) {
+  uint64_t revived = 0;
+  std::unordered_set<const PageRecord*> several;
+  for (uint64_t i = request.first; i < request.first + request.count; ++i) {
+    const PageSlot& slot = request.range->slots[i];
+    if (slot.state != SlotState::kCooling || slot.page->live > 0) continue;
+    if (slot.page->cooling == 1 || several.insert(slot.page).second) ++revived;
+  }
+  return revived;
+}
+
+absl::Status BackingStore::CheckOwner(OwnerId owner, CommitAttempt* attempt) {
+  const uint64_t pages = attempt->growth;
+  const std::optional<GrowthRefusal> refusal =
+      owners().CheckGrowth(owner, pages, capacity());
+  if (!refusal) return absl::OkStatus();
+  attempt->shortage = CommitAttempt::Shortage::kOwner;
+  attempt->missing = refusal->missing;
+  attempt->limited_by = refusal->limited_by;
+  // Not even with all that the owner has.
+  attempt->hopeless =
+      refusal->limited_by &&
+      pages > owners().AccountOf(*refusal->limited_by).limits.hard;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(pages, " pages are ", refusal->missing, " more than owner ",
+                   owner.value(), " may have"));
+}
+
 absl::Status BackingStore::TakePages(CommitAttempt* attempt,
                                      std::vector<PageRecord*>* pages) {
   const uint64_t wanted = attempt->wanted;
@@ -144,6 +177,7 @@ absl::Status BackingStore::TakePages(CommitAttempt* attempt,
   if (!taken.ok()) {
     attempt->shortage = at_limit ? CommitAttempt::Shortage::kLimit
                                  : CommitAttempt::Shortage::kDevice;
+    attempt->hopeless = wanted > pool_.limit();
     // What a device that is full refuses to create is missing as well.
     attempt->missing =
         wanted - pool_.cached() - (at_limit ? pool_.growable() : 0);
@@ -390,28 +424,37 @@ void BackingStore::Empty(PageSlot* slot, UnmapReason reason) {
 }
 
 absl::Status BackingStore::SetOwner(ManagedRange* range, OwnerId owner,
-                                    uint64_t* moved) {
-  *moved = 0;
-  // Slots of this range, for the pages that have several.
-  std::unordered_map<const PageRecord*, uint64_t> several;
+                                    uint64_t* pages) {
+  *pages = 0;
   const auto moves = [](const PageSlot& slot) {
     return slot.state == SlotState::kLive || slot.state == SlotState::kCooling;
   };
+  // Slots of this range, for the pages that have several.
+  std::unordered_map<const PageRecord*, uint64_t> several;
   for (const PageSlot& slot : range->slots) {
-    if (moves(slot) && slot.page->slots() > 1) ++several[slot.page];
+    if (!moves(slot)) continue;
+    if (slot.page->slots() > 1) {
+      ++several[slot.page];
+    } else if (slot.page->live > 0) {
+      ++*pages;
+    }
   }
   for (const auto& [page, slots] : several) {
+    if (page->live > 0) ++*pages;
     if (uint64_t{page->live} + page->cooling == slots) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "the range at ", range->address().value(), " shares page ",
         page->handle.value(), " with another range: both have one owner"));
   }
-  const uint64_t live_before = accounts_.live_of(owner);
+  if (owners().Move(range->owner(), owner, *pages, capacity())) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "owner ", owner.value(), " may not have ", *pages, " more pages"));
+  }
   for (const PageSlot& slot : range->slots) {
-    if (moves(slot)) accounts_.SetOwner(slot.page, owner);
+    if (moves(slot)) slot.page->owner = owner;
   }
   range->set_owner(owner);
-  *moved = accounts_.live_of(owner) - live_before;
+  accounts_.UpdatePeaks(owner);
   return absl::OkStatus();
 }
 

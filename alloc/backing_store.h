@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -48,27 +49,45 @@ struct CommitRequest {
 struct CommitAttempt {
   enum class Shortage {
     kNone,
+    kOwner,     // a limit of the owner, or what others have reserved
     kLimit,     // the pool's limit
     kDevice,    // the driver had no page
     kMappings,  // the driver had no room for a mapping
   };
   Shortage shortage = Shortage::kNone;
-  // Slots to map at the last attempt, pages of the pool for them, and pages
-  // missing.
+  // At the last attempt: slots to map, pages of the pool for them, pages that
+  // would become live, and pages missing.
   uint64_t slots = 0;
   uint64_t wanted = 0;
+  uint64_t growth = 0;
   uint64_t missing = 0;
+  // For kOwner: whose hard limit it is, if anybody's.
+  std::optional<OwnerId> limited_by;
+  // More than a limit, whatever is given up.
+  bool hopeless = false;
   // Pages created by all attempts.
   uint64_t created = 0;
   // Pages that became live, where the attempt succeeded.
   uint64_t became_live = 0;
+
+  // What there was not enough of, in pages.
+  uint64_t requested() const {
+    switch (shortage) {
+      case Shortage::kOwner:
+        return growth;
+      case Shortage::kMappings:
+        return slots;
+      default:
+        return wanted;
+    }
+  }
 };
 
 class BackingStore {
  public:
-  // As for PagePool; all counts are pages.
-  BackingStore(Driver* driver, DeviceId device, Bytes page_size, uint64_t limit,
-               uint64_t cache_limit);
+  // `owners` outlives this object.
+  BackingStore(Driver* driver, const OwnerRegistry* owners,
+               const PagePoolOptions& options);
 
   // Makes the slots live, or changes none of them. Where the error is
   // kResourceExhausted, attempt->shortage says of what.
@@ -85,9 +104,14 @@ class BackingStore {
   // on, or changes nothing; see DeviceMemory::Remap. *released as above.
   absl::Status Remap(ManagedRange* range, uint64_t first,
                      std::span<const PageHandle> pages, uint64_t* released);
-  // Accounts the range and its pages to another owner. *moved: how many are
-  // live. kFailedPrecondition where another range has one of them as well.
-  absl::Status SetOwner(ManagedRange* range, OwnerId owner, uint64_t* moved);
+  // Accounts the range and its pages to another owner. *pages: how many of them
+  // are live. Errors, which change nothing: kFailedPrecondition where another
+  // range has one of them as well; kResourceExhausted where limits are against
+  // it.
+  absl::Status SetOwner(ManagedRange* range, OwnerId owner, uint64_t* pages);
+  absl::Status SetOwnerLimits(OwnerId owner, const OwnerPageLimits& limits) {
+    return accounts_.owners().SetLimits(owner, limits, capacity());
+  }
   // Unmaps what has cooled, looking at no more than `at_most` batches. Retired
   // ranges that have nothing left are appended to `drained`.
   void Harvest(size_t at_most, std::vector<ManagedRange*>* drained);
@@ -103,6 +127,11 @@ class BackingStore {
 
   // Pages and slots by state.
   const PageAccounts& accounts() const { return accounts_; }
+  OwnerAccounts& owners() { return accounts_.owners(); }
+  // Pages that can be live at most.
+  uint64_t capacity() const {
+    return CheckedSubtract(pool_.limit(), quarantined()).value_or(0);
+  }
   // Pages of which nothing can be had any more: handles that were not released,
   // and pages under no slots but such that were not unmapped.
   uint64_t quarantined() const {
@@ -130,6 +159,10 @@ class BackingStore {
   // A page that may be put under another slot of `owner`.
   absl::StatusOr<PageRecord*> FindShareable(PageHandle handle,
                                             OwnerId owner) const;
+  // Pages that are not live and would be, with the cooling slots of `request`.
+  static uint64_t CountRevived(const CommitRequest& request);
+  // OK where the owner may have attempt->growth pages more.
+  absl::Status CheckOwner(OwnerId owner, CommitAttempt* attempt);
   // Takes attempt->wanted pages from the pool.
   absl::Status TakePages(CommitAttempt* attempt,
                          std::vector<PageRecord*>* pages);

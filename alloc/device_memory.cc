@@ -31,7 +31,8 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::Create(
   if (options.limit.zero()) {
     QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo now,
                            driver->GetMemoryInfo(options.device));
-    options.limit = now.free;
+    QUIRE_ASSIGN_OR_RETURN(options.limit,
+                           LimitFromUtilization(now, 1.0, options.headroom));
   }
   const uint64_t limit = options.limit.value() / page_size;
   if (limit == 0) {
@@ -71,6 +72,8 @@ DeviceMemory::~DeviceMemory() = default;
 Driver* DeviceMemory::driver() const { return impl_->driver(); }
 DeviceId DeviceMemory::device() const { return impl_->device(); }
 Bytes DeviceMemory::page_size() const { return impl_->page_size(); }
+
+OwnerRegistry* DeviceMemory::owners() const { return impl_->owners(); }
 
 absl::StatusOr<AddressRange*> DeviceMemory::ReserveRange(PageCount pages,
                                                          OwnerId owner,
@@ -127,6 +130,19 @@ absl::Status DeviceMemory::Prepare(PageCount count) {
   return impl_->Prepare(count);
 }
 PageCount DeviceMemory::Trim(PageCount keep) { return impl_->Trim(keep); }
+absl::Status DeviceMemory::SetLimit(Bytes limit) {
+  return impl_->SetLimit(limit);
+}
+absl::Status DeviceMemory::SetOwnerLimits(OwnerId owner,
+                                          const OwnerLimits& limits) {
+  return impl_->SetOwnerLimits(owner, limits);
+}
+OwnerStatistics DeviceMemory::GetOwnerStatistics(OwnerId owner) const {
+  return impl_->GetOwnerStatistics(owner);
+}
+std::vector<OwnerStatistics> DeviceMemory::GetOwnerStatistics() const {
+  return impl_->GetOwnerStatistics();
+}
 void DeviceMemory::AddReclaimer(PageReclaimer* reclaimer) {
   impl_->reclaimers().Add(reclaimer);
 }
@@ -136,8 +152,9 @@ void DeviceMemory::RemoveReclaimer(PageReclaimer* reclaimer) {
 PageCount DeviceMemory::ReclaimablePages() const {
   return impl_->reclaimers().Reclaimable();
 }
-absl::Status DeviceMemory::DescribeShortage(PageCount pages) const {
-  return impl_->DescribeShortage(pages).ToStatus();
+absl::Status DeviceMemory::DescribeShortage(PageCount pages,
+                                            OwnerId owner) const {
+  return impl_->DescribeShortage(pages, owner).ToStatus();
 }
 DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
   return impl_->GetStatistics();

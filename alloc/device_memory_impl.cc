@@ -1,14 +1,11 @@
 #include "alloc/device_memory_impl.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
-#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "quire/alloc/internal_checks.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/alloc/verdict.h"
 
 namespace quire {
 namespace {
@@ -17,29 +14,18 @@ namespace {
 // pile up in a program that never runs short.
 constexpr size_t kBatchesPerDecommit = 4;
 
-// There is no driver call that waits for the first of several fences, and to
-// wait for one of them would let a slow stream hold up every other: so they are
-// asked in turn, at intervals that grow from the first figure to the second.
-constexpr std::chrono::microseconds kFirstPollInterval(20);
-constexpr std::chrono::microseconds kLastPollInterval(500);
-
-// Checking builds walk everything after every mutation while that is cheap, and
-// after one in so many beyond.
-constexpr uint64_t kSlotsCheckedAlways = 4096;
-constexpr uint64_t kMutationsPerCheck = 64;
-
-absl::Status CheckOwner(OwnerId owner) {
-  if (owner.value() < kMaxOwners) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("owner ", owner.value(), " is not below ", kMaxOwners));
-}
-
 }  // namespace
 
 DeviceMemory::Impl::~Impl() {
   MutexLock lock(&mutex_);
   backing_.WaitForAll();
   for (const auto& [first_page, range] : ranges_) backing_.Clear(range.get());
+}
+
+absl::Status DeviceMemory::Impl::CheckOwner(OwnerId owner) {
+  if (owner.value() < kMaxOwners) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("owner ", owner.value(), " is not below ", kMaxOwners));
 }
 
 // ---- Addresses --------------------------------------------------------------
@@ -64,7 +50,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveRange(
                                std::max(alignment, Bytes(1)).value());
     }
     if (!first) {
-      relief.freed_before = FreedSoFar();
+      NoteFailure(&relief);
       continue;
     }
     auto range = std::make_shared<ManagedRange>(addresses_->AddressOf(*first),
@@ -97,11 +83,23 @@ void DeviceMemory::Impl::ReleaseRange(AddressRange* range, const Fence& fence) {
 absl::Status DeviceMemory::Impl::SetOwner(AddressRange* range, OwnerId owner) {
   if (range->owner() == owner) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
-  MutexLock lock(&mutex_);
-  const OwnerId before = range->owner();
   uint64_t moved = 0;
+  absl::Status status;
+  {
+    MutexLock lock(&mutex_);
+    status = MoveToOwner(range, owner, &moved);
+  }
+  if (!absl::IsResourceExhausted(status)) return status;
+  return OutOfMemory(
+      {owner, moved, CommitAttempt::Shortage::kOwner, std::move(status)});
+}
+
+absl::Status DeviceMemory::Impl::MoveToOwner(AddressRange* range, OwnerId owner,
+                                             uint64_t* pages) {
+  const OwnerId before = range->owner();
   QUIRE_RETURN_IF_ERROR(
-      backing_.SetOwner(static_cast<ManagedRange*>(range), owner, &moved));
+      backing_.SetOwner(static_cast<ManagedRange*>(range), owner, pages));
+  const uint64_t moved = *pages;
   const uint64_t live = backing_.accounts().live();
   if (trace_ != nullptr && moved > 0) {
     // A trace knows no change of owner: to it the pages leave and come back.
@@ -157,7 +155,7 @@ absl::Status DeviceMemory::Impl::Commit(AddressRange* range, PageCount first,
     if (absl::IsResourceExhausted(status) && HarvestAll()) {
       status = backing_.TryCommit(request, &attempt);
     }
-    relief.freed_before = FreedSoFar();
+    NoteFailure(&relief);
     if (status.ok() && attempt.became_live > 0) {
       Record(TraceAction::kCommit, range, first.value(), attempt.became_live);
     }
@@ -165,25 +163,25 @@ absl::Status DeviceMemory::Impl::Commit(AddressRange* range, PageCount first,
       backing_.AbandonCommit(attempt);
     }
     AfterMutation();
-    // More than the limit is never to be had: nobody's cache is worth trying.
-    if (!absl::IsResourceExhausted(status) ||
-        attempt.wanted > backing_.pool().limit()) {
-      break;
-    }
-  } while (Relieve(attempt.missing, &relief));
+    // What is never to be had is worth nobody's cache.
+    if (!absl::IsResourceExhausted(status) || attempt.hopeless) break;
+  } while (attempt.shortage == CommitAttempt::Shortage::kOwner
+               ? RelieveOwner(attempt, relief)
+               : Relieve(attempt.missing, &relief));
   if (!absl::IsResourceExhausted(status)) return status;
   {
     MutexLock lock(&mutex_);
     backing_.AbandonCommit(attempt);
+    // What does not wait is tried again by its caller: no failure to tell yet.
+    if (wait) {
+      Record(TraceAction::kOutOfMemory, range, first.value(),
+             attempt.requested());
+    }
     AfterMutation();
     freed_.NotifyAll();
   }
-  // What does not wait is tried again by its caller: no failure to report yet.
-  const bool of_mappings =
-      attempt.shortage == CommitAttempt::Shortage::kMappings;
-  return OutOfMemory(wait ? range : nullptr, first,
-                     of_mappings ? attempt.slots : attempt.wanted, status,
-                     attempt.shortage);
+  return OutOfMemory(
+      {range->owner(), attempt.requested(), attempt.shortage, status});
 }
 
 absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
@@ -205,8 +203,8 @@ absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
     freed_.NotifyAll();
   }
   if (!absl::IsResourceExhausted(status)) return status;
-  return OutOfMemory(nullptr, first, pages.size(), status,
-                     CommitAttempt::Shortage::kMappings);
+  return OutOfMemory({range->owner(), pages.size(),
+                      CommitAttempt::Shortage::kMappings, status});
 }
 
 absl::Status DeviceMemory::Impl::Decommit(AddressRange* range, PageCount first,
@@ -249,59 +247,6 @@ PageHandle DeviceMemory::Impl::PageAt(const AddressRange* range,
   return found.state == SlotState::kLive ? found.page->handle : PageHandle();
 }
 
-bool DeviceMemory::Impl::Relieve(uint64_t wanted, ReliefState* state) {
-  if (!state->asked_reclaimers && AskReclaimers(wanted)) {
-    state->asked_reclaimers = true;
-    return true;
-  }
-  // What reclaimers gave may be cooling: it comes before asking for more.
-  if (state->may_wait) {
-    AskReclaimers(wanted, &PageReclaimer::ReclaimCooling);
-    if (WaitForCooling(state->freed_before)) {
-      state->asked_reclaimers = false;
-      return true;
-    }
-  }
-  return state->asked_reclaimers && AskReclaimers(wanted);
-}
-
-bool DeviceMemory::Impl::AskReclaimers(uint64_t wanted, Ask ask) {
-  // Counted here and not by what reclaimers say, so that one that promises and
-  // does not give cannot keep a commit going round. A page under several slots
-  // comes with the last of them: each slot given up is a step on the way.
-  struct GivenUp {
-    uint64_t pages;
-    uint64_t slots;
-  };
-  const auto given_up = [this]() -> GivenUp {
-    MutexLock lock(&mutex_);
-    return {backing_.pages_given_up(), backing_.slots_given_up()};
-  };
-  const GivenUp before = given_up();
-  GivenUp now = before;
-  reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
-    (reclaimer->*ask)(PageCount(wanted - (now.pages - before.pages)));
-    now = given_up();
-    return now.pages - before.pages < wanted;
-  });
-  return now.slots > before.slots;
-}
-
-bool DeviceMemory::Impl::WaitForCooling(uint64_t freed_before) {
-  MutexLock lock(&mutex_);
-  for (auto interval = kFirstPollInterval;;
-       interval = std::min(interval * 2, kLastPollInterval)) {
-    HarvestAll();
-    if (FreedSoFar() != freed_before) {
-      AfterMutation();
-      freed_.NotifyAll();
-      return true;
-    }
-    if (!backing_.CanCool()) return false;
-    freed_.WaitFor(&mutex_, interval);
-  }
-}
-
 absl::Status DeviceMemory::Impl::Prepare(PageCount count) {
   absl::Status status;
   uint64_t wanted = 0;
@@ -316,8 +261,8 @@ absl::Status DeviceMemory::Impl::Prepare(PageCount count) {
     AfterMutation();
   }
   if (!absl::IsResourceExhausted(status)) return status;
-  return OutOfMemory(nullptr, PageCount(0), wanted, status,
-                     CommitAttempt::Shortage::kDevice);
+  return OutOfMemory(
+      {kUnnamedOwner, wanted, CommitAttempt::Shortage::kDevice, status});
 }
 
 PageCount DeviceMemory::Impl::Trim(PageCount keep) {
@@ -333,79 +278,13 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
                  .value_or(0);
   }
   const uint64_t wanted = std::min(beyond, reclaimable.value());
-  if (wanted > 0) AskReclaimers(wanted);
+  if (wanted > 0) AskReclaimers(wanted, /*cooling=*/false, ReliefState());
   MutexLock lock(&mutex_);
   HarvestAll();
   const uint64_t given_back = backing_.pool().Trim(keep.value());
   AfterMutation();
   freed_.NotifyAll();
   return PageCount(given_back);
-}
-
-// ---- Errors -----------------------------------------------------------------
-
-OutOfMemoryVerdict DeviceMemory::Impl::DescribeShortage(PageCount pages) {
-  ShortageFacts facts;
-  facts.requested = PageBytes(pages.value());
-  facts.reclaimable = PageBytes(reclaimers_.Reclaimable().value());
-  facts.device_total = device_total_;
-  // Where the driver does not say, the device is taken to have what the pool
-  // may still grow by: the verdict then rests on the pool's own numbers.
-  const absl::StatusOr<DeviceMemoryInfo> info = driver_->GetMemoryInfo(device_);
-  {
-    MutexLock lock(&mutex_);
-    const PagePool& pool = backing_.pool();
-    facts.limit = PageBytes(pool.limit());
-    facts.in_use = PageBytes(pool.in_use());
-    facts.cached = PageBytes(pool.cached());
-    facts.cooling = PageBytes(backing_.accounts().cooling());
-    // Less than a page of free memory is none.
-    facts.device_free = PageBytes(
-        info.ok() ? info->free.value() / page_size_.value() : pool.growable());
-    const std::vector<uint64_t>& by_owner = backing_.accounts().live_by_owner();
-    for (uint32_t owner = 0; owner < by_owner.size(); ++owner) {
-      if (by_owner[owner] == 0) continue;
-      facts.owners.emplace_back(owners_->Name(OwnerId(owner)),
-                                PageBytes(by_owner[owner]));
-    }
-  }
-  return DiagnoseShortage(std::move(facts));
-}
-
-absl::Status DeviceMemory::Impl::OutOfMemory(AddressRange* range,
-                                             PageCount first,
-                                             uint64_t pages_wanted,
-                                             const absl::Status& cause,
-                                             CommitAttempt::Shortage shortage) {
-  if (range != nullptr) {
-    MutexLock lock(&mutex_);
-    Record(TraceAction::kOutOfMemory, range, first.value(), pages_wanted);
-  }
-  OutOfMemoryVerdict verdict = DescribeShortage(PageCount(pages_wanted));
-  if (shortage == CommitAttempt::Shortage::kMappings) {
-    verdict.kind = ShortageKind::kMappings;
-    verdict.advice = absl::StrCat(
-        "use larger pages, or allow the process more mappings; the driver "
-        "says: ",
-        cause.message());
-  }
-  return verdict.ToStatus();
-}
-
-absl::Status DeviceMemory::Impl::OutOfAddresses(PageCount pages) const {
-  OutOfMemoryVerdict verdict;
-  verdict.kind = ShortageKind::kAddressSpace;
-  verdict.requested = PageBytes(pages.value());
-  verdict.device_total = device_total_;
-  MutexLock lock(&mutex_);
-  verdict.limit = PageBytes(addresses_->total_pages());
-  verdict.free = PageBytes(addresses_->free_pages());
-  verdict.largest_possible = PageBytes(addresses_->largest_free_run());
-  verdict.cooling = PageBytes(backing_.accounts().cooling());
-  verdict.advice =
-      "reserve more addresses at start (address_space), or shorter ranges; "
-      "this is not lack of memory";
-  return verdict.ToStatus();
 }
 
 void DeviceMemory::Impl::Record(TraceAction action, const AddressRange* range,
@@ -415,125 +294,6 @@ void DeviceMemory::Impl::Record(TraceAction action, const AddressRange* range,
       action, range->owner(),
       static_cast<const ManagedRange*>(range)->SlotAddress(first, page_size_),
       PageBytes(pages), PageBytes(backing_.accounts().live()));
-}
-
-// ---- Figures ----------------------------------------------------------------
-
-DeviceMemoryStatistics DeviceMemory::Impl::GetStatistics() const {
-  MutexLock lock(&mutex_);
-  const PagePool& pool = backing_.pool();
-  const PageAccounts& accounts = backing_.accounts();
-  const uint64_t reserved =
-      addresses_->total_pages() - addresses_->free_pages();
-  const uint64_t mapped = accounts.mapped_slots();
-  DeviceMemoryStatistics statistics;
-  statistics.page_size = page_size_;
-  statistics.limit = PageBytes(pool.limit());
-  statistics.address_space = PageBytes(addresses_->total_pages());
-  statistics.reserved = PageBytes(reserved);
-  statistics.mapped = PageBytes(mapped);
-  statistics.unmapped = PageBytes(reserved - mapped);
-  statistics.shared = PageBytes(mapped - accounts.live() - accounts.cooling() -
-                                accounts.quarantined());
-  statistics.in_use = PageBytes(pool.in_use());
-  statistics.live = PageBytes(accounts.live());
-  statistics.cooling = PageBytes(accounts.cooling());
-  statistics.cached = PageBytes(pool.cached());
-  statistics.quarantined = PageBytes(backing_.quarantined());
-  statistics.peak_in_use = PageBytes(pool.peak_in_use());
-  statistics.peak_live = PageBytes(accounts.peak_live());
-  statistics.growable = PageBytes(pool.growable());
-  statistics.pages_created = pool.created();
-  statistics.pages_released = pool.released();
-  statistics.commits = backing_.commits();
-  statistics.commits_from_cache = backing_.commits_from_cache();
-  return statistics;
-}
-
-absl::Status DeviceMemory::Impl::Health() const {
-  MutexLock lock(&mutex_);
-  return backing_.health();
-}
-
-std::vector<Bytes> DeviceMemory::Impl::GetLiveByOwner() const {
-  MutexLock lock(&mutex_);
-  std::vector<Bytes> live;
-  live.reserve(backing_.accounts().live_by_owner().size());
-  for (const uint64_t pages : backing_.accounts().live_by_owner()) {
-    live.push_back(PageBytes(pages));
-  }
-  return live;
-}
-
-std::vector<DeviceMemory::PageMapEntry> DeviceMemory::Impl::CalculatePageMap()
-    const {
-  MutexLock lock(&mutex_);
-  std::vector<PageMapEntry> entries;
-  for (const auto& [first_page, range] : ranges_) {
-    for (uint64_t i = 0; i < range->slots.size(); ++i) {
-      const PageSlot& slot = range->slots[i];
-      if (slot.state != SlotState::kLive && slot.state != SlotState::kCooling) {
-        continue;
-      }
-      entries.push_back({range->SlotAddress(i, page_size_), slot.page->handle,
-                         range->owner(), slot.state == SlotState::kCooling});
-    }
-  }
-  return entries;
-}
-
-absl::Status DeviceMemory::Impl::CheckInvariants() const {
-  MutexLock lock(&mutex_);
-  return CheckInvariantsLocked();
-}
-
-void DeviceMemory::Impl::AfterMutation() {
-  live_pages_.store(backing_.accounts().live(), std::memory_order_relaxed);
-  if constexpr (kInternalChecks) {
-    const uint64_t reserved =
-        addresses_->total_pages() - addresses_->free_pages();
-    if (reserved > kSlotsCheckedAlways &&
-        ++mutations_ % kMutationsPerCheck != 0) {
-      return;
-    }
-    RequireInvariant(CheckInvariantsLocked());
-  }
-}
-
-absl::Status DeviceMemory::Impl::CheckInvariantsLocked() const {
-  QUIRE_RETURN_IF_ERROR(addresses_->CheckInvariants());
-  // Ranges and free runs must tile the reservation.
-  std::map<uint64_t, uint64_t> pieces = addresses_->free_runs();
-  std::vector<const ManagedRange*> ranges;
-  for (const auto& [first_page, range] : ranges_) {
-    ranges.push_back(range.get());
-    pieces.emplace(first_page, range->slots.size());
-    const AddressRange* const expected = range->retired ? nullptr : range.get();
-    for (uint64_t i = 0; i < range->slots.size(); ++i) {
-      const DeviceAddress address = range->SlotAddress(i, page_size_);
-      if (addresses_->Find(address) != expected) {
-        return absl::InternalError(absl::StrCat(
-            "Find gives another range for address ", address.value()));
-      }
-    }
-    if (range->retired && range->lingering == 0) {
-      return absl::InternalError(absl::StrCat(
-          "the range at ", range->address().value(),
-          " was released, has nothing left, and keeps its addresses"));
-    }
-  }
-  uint64_t end = 0;
-  for (const auto& [first, pages] : pieces) {
-    if (first != end) break;
-    end += pages;
-  }
-  if (end != addresses_->total_pages()) {
-    return absl::InternalError(absl::StrCat(
-        "reserved = mapped + unmapped does not hold: ranges and free runs are "
-        "not side by side at page ",
-        end, " of ", addresses_->total_pages()));
-  }
-  return backing_.CheckInvariants(ranges);
 }
 
 }  // namespace quire

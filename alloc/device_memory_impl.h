@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -34,16 +35,22 @@ class DeviceMemory::Impl {
         owners_(owners),
         device_(options.device),
         page_size_(options.page_size),
+        headroom_(options.headroom),
         trace_(options.trace),
         device_total_(device_total),
         addresses_(std::move(addresses)),
-        backing_(driver, options.device, options.page_size, limit,
-                 options.cache_limit.value()) {}
+        backing_(driver, owners,
+                 {.device = options.device,
+                  .page_size = options.page_size,
+                  .limit = limit,
+                  .cache_limit = options.cache_limit.value(),
+                  .headroom = options.headroom}) {}
   ~Impl();
 
   Driver* driver() const { return driver_; }
   DeviceId device() const { return device_; }
   Bytes page_size() const { return page_size_; }
+  OwnerRegistry* owners() const { return owners_; }
   ReclaimerList& reclaimers() { return reclaimers_; }
 
   absl::StatusOr<AddressRange*> ReserveRange(PageCount pages, OwnerId owner,
@@ -74,8 +81,14 @@ class DeviceMemory::Impl {
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Prepare(PageCount count) ABSL_LOCKS_EXCLUDED(mutex_);
   PageCount Trim(PageCount keep) ABSL_LOCKS_EXCLUDED(mutex_);
-  // What a commit of so many pages that cannot be had would be told.
-  OutOfMemoryVerdict DescribeShortage(PageCount pages)
+  absl::Status SetLimit(Bytes limit) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status SetOwnerLimits(OwnerId owner, const OwnerLimits& limits)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  OwnerStatistics GetOwnerStatistics(OwnerId owner) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<OwnerStatistics> GetOwnerStatistics() ABSL_LOCKS_EXCLUDED(mutex_);
+  // What a commit of so many pages for `owner` that cannot be had would be
+  // told.
+  OutOfMemoryVerdict DescribeShortage(PageCount pages, OwnerId owner)
       ABSL_LOCKS_EXCLUDED(mutex_);
   DeviceMemoryStatistics GetStatistics() const ABSL_LOCKS_EXCLUDED(mutex_);
   Bytes live_bytes() const {
@@ -88,21 +101,48 @@ class DeviceMemory::Impl {
   absl::Status CheckInvariants() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // Over the attempts of one call.
+  // Over the attempts of one call. The figures were read when the last attempt
+  // failed, under the same lock: what another thread does between that and a
+  // wait must not be missed.
   struct ReliefState {
-    // FreedSoFar when the last attempt failed, read under the same lock: what
-    // another thread frees between that and a wait must not be missed.
-    uint64_t freed_before = 0;
+    uint64_t freed_before = 0;       // FreedSoFar
+    uint64_t given_up_before = 0;    // BackingStore::slots_given_up
+    uint64_t limits_set_before = 0;  // limits_set_
     bool asked_reclaimers = false;
     // Whether the caller can wait for fences.
     bool may_wait = true;
   };
+  void NoteFailure(ReliefState* state) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    state->freed_before = FreedSoFar();
+    state->given_up_before = backing_.slots_given_up();
+    state->limits_set_before = limits_set_;
+  }
 
   // Brings pages (and addresses) back when `wanted` pages are missing: asks the
   // reclaimers, then waits for what cools. False where nothing more can come.
   bool Relieve(uint64_t wanted, ReliefState* state) ABSL_LOCKS_EXCLUDED(mutex_);
-  using Ask = PageCount (PageReclaimer::*)(PageCount);
-  bool AskReclaimers(uint64_t wanted, Ask ask = &PageReclaimer::Reclaim)
+  // The same where an owner may not have more, though pages may exist.
+  bool RelieveOwner(const CommitAttempt& attempt, const ReliefState& state)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Asks for pages that somebody caches, those of owners beyond their soft
+  // limits first; `cooling`: also for such that a stream may be using. Whether
+  // anything came since the state was noted.
+  bool AskReclaimers(uint64_t wanted, bool cooling, const ReliefState& state)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  uint64_t AskForPagesOf(OwnerId owner, uint64_t wanted, bool cooling)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls `ask(reclaimer, pages)` for one after another until `wanted` pages
+  // were given up. Returns how many were.
+  using Ask = std::function<void(PageReclaimer*, PageCount)>;
+  uint64_t AskEach(uint64_t wanted, const Ask& ask) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool HasProgressed(const ReliefState& state) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  struct OwnerExcess {
+    OwnerId owner;
+    uint64_t pages;
+  };
+  std::vector<OwnerExcess> OwnersOverSoftLimit() const
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns as soon as anything was freed since FreedSoFar was `freed_before`,
   // by this thread or another; false where nothing more can be.
@@ -114,19 +154,29 @@ class DeviceMemory::Impl {
     Harvest(SIZE_MAX);
     return FreedSoFar() != before;
   }
+  absl::Status MoveToOwner(AddressRange* range, OwnerId owner, uint64_t* pages)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FreeAddresses(ManagedRange* range) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Anything that Harvest, a decommit or a trim made free.
+  // Anything that Harvest, a decommit, a trim or a higher limit made free.
   uint64_t FreedSoFar() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return backing_.unmapped() + backing_.pool().released();
+    return backing_.unmapped() + backing_.pool().released() + limits_set_;
   }
 
+  static absl::Status CheckOwner(OwnerId owner);
   absl::Status CheckSlots(const AddressRange* range, PageCount first,
                           PageCount count) const;
-  // Tells the trace where `range` is not null.
-  absl::Status OutOfMemory(AddressRange* range, PageCount first,
-                           uint64_t pages_wanted, const absl::Status& cause,
-                           CommitAttempt::Shortage shortage)
+  struct Shortage {
+    OwnerId owner;
+    uint64_t pages;
+    CommitAttempt::Shortage kind;
+    absl::Status cause;
+  };
+  absl::Status OutOfMemory(const Shortage& shortage)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  void DescribeOwners(PageCount pages, OwnerId owner, ShortageFacts* facts)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  OwnerStatistics StatisticsOf(OwnerId owner)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OutOfAddresses(PageCount pages) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Record(TraceAction action, const AddressRange* range, uint64_t first,
@@ -146,6 +196,7 @@ class DeviceMemory::Impl {
   OwnerRegistry* const owners_;
   const DeviceId device_;
   const Bytes page_size_;
+  const Bytes headroom_;
   EventTrace* const trace_;
   const Bytes device_total_;
   ReclaimerList reclaimers_;
@@ -161,6 +212,8 @@ class DeviceMemory::Impl {
   BackingStore backing_ ABSL_GUARDED_BY(mutex_);
   // Of the accounts, for readers without the lock.
   std::atomic<uint64_t> live_pages_{0};
+  // Limits set so far: each may have made room.
+  uint64_t limits_set_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

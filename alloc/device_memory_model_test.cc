@@ -1,4 +1,4 @@
-// Random programs against a plain model of every slot.
+// Random programs against a plain model of every slot and every owner.
 //
 // The model knows what each slot must be, which slots have one page, and what
 // must be in it; it knows nothing of handles, batches or runs. Streams are held
@@ -16,13 +16,16 @@
 #include <set>
 #include <vector>
 
+#include "alloc/owner_accounts.h"
 #include "alloc/testing/device_memory_fixture.h"
+#include "alloc/testing/owner_model.h"
 
 namespace quire {
 namespace {
 
 constexpr size_t kStreams = 3;
-constexpr OwnerId kOtherOwner{2};
+// "weights", a part of it, and another owner beside.
+constexpr uint32_t kOwners[] = {1, 2, 3};
 
 class DeviceMemoryModelTest : public DeviceMemoryFixture {
  protected:
@@ -71,7 +74,7 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
   }
 
   void Step() {
-    switch (random_() % 14) {
+    switch (random_() % 15) {
       case 0:
         return ReserveOne();
       case 1:
@@ -93,6 +96,8 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
         return RemapSome();
       case 12:
         return ChangeOwner();
+      case 13:
+        return ChangeLimits();
       default:
         if (random_() % 2 == 0) {
           memory_->Trim(PageCount(random_() % 8));
@@ -109,11 +114,12 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
     // Half of the addresses at most, so that fragmentation cannot refuse it.
     if (reserved + pages > kAddressPages / 4) return;
     const Bytes alignment(kPageBytes << (random_() % 3));
+    const OwnerId owner(kOwners[random_() % 3]);
     const auto range =
-        memory_->ReserveRange(PageCount(pages), kOwner, alignment);
+        memory_->ReserveRange(PageCount(pages), owner, alignment);
     ASSERT_TRUE(range.ok()) << range.status();
     ranges_.push_back(
-        {*range, (*range)->address(), kOwner, std::vector<Slot>(pages)});
+        {*range, (*range)->address(), owner, std::vector<Slot>(pages)});
   }
 
   Range* AnyRange() {
@@ -148,7 +154,7 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
   }
 
   bool HasRoomFor(uint64_t pages) const {
-    return Live().size() + Cooling().size() + pages <= kLimitPages;
+    return Live().size() + Cooling().size() + pages <= limit_;
   }
 
   // A live slot of some range of `owner`, or null.
@@ -198,7 +204,15 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
                              ? 0
                              : source.range->slots[source.slot].content);
     }
-    if (pages.empty() || !HasRoomFor(wanted)) return;
+    if (pages.empty()) return;
+    if (!Allows(range->owner, wanted)) {
+      ++refusals_;
+      ASSERT_EQ(
+          memory_->CommitPages(range->handle, PageCount(first), pages).code(),
+          absl::StatusCode::kResourceExhausted);
+      return;
+    }
+    if (!HasRoomFor(wanted)) return;
     ASSERT_EQ(memory_->CommitPages(range->handle, PageCount(first), pages),
               absl::OkStatus());
     for (uint64_t i = 0; i < pages.size(); ++i) {
@@ -250,12 +264,67 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
         shares = shares || own.count(page) > 0;
       }
     }
-    const OwnerId owner = random_() % 2 == 0 ? kOwner : kOtherOwner;
-    const bool refused = shares && owner != range->owner;
-    ASSERT_EQ(memory_->SetOwner(range->handle, owner).code(),
-              refused ? absl::StatusCode::kFailedPrecondition
-                      : absl::StatusCode::kOk);
-    if (!refused) range->owner = owner;
+    const OwnerId owner(kOwners[random_() % 3]);
+    std::set<uint64_t> moved;
+    for (const Slot& slot : range->slots) {
+      if (slot.state == Slot::State::kLive) moved.insert(slot.content);
+    }
+    absl::StatusCode expected = absl::StatusCode::kOk;
+    if (owner != range->owner) {
+      if (shares) {
+        expected = absl::StatusCode::kFailedPrecondition;
+      } else if (!CountOwners().AllowsMove(range->owner.value(), owner.value(),
+                                           moved.size(), limit_)) {
+        expected = absl::StatusCode::kResourceExhausted;
+      }
+    }
+    ASSERT_EQ(memory_->SetOwner(range->handle, owner).code(), expected);
+    if (expected == absl::StatusCode::kOk) range->owner = owner;
+  }
+
+  void ChangeLimits() {
+    const auto bytes = [](uint64_t pages) { return Bytes(pages * kPageBytes); };
+    if (random_() % 3 == 0) {
+      limit_ = kLimitPages - random_() % 20;
+      ASSERT_EQ(memory_->SetLimit(bytes(limit_)), absl::OkStatus());
+      return;
+    }
+    const uint32_t owner = kOwners[random_() % 3];
+    OwnerPageLimits limits;
+    if (random_() % 2 == 0) limits.hard = 1 + random_() % 24;
+    if (random_() % 2 == 0) limits.reserved = random_() % 12;
+    limits.reserved = std::min(limits.reserved, limits.hard);
+    OwnerModel owners = CountOwners();
+    const bool fits = owners.SetLimits(owner, limits, limit_);
+    const absl::Status status = memory_->SetOwnerLimits(
+        OwnerId(owner),
+        {.hard = limits.hard == kNoPageLimit ? Bytes(0) : bytes(limits.hard),
+         .reserved_minimum = bytes(limits.reserved)});
+    ASSERT_EQ(status.code(), fits ? absl::StatusCode::kOk
+                                  : absl::StatusCode::kFailedPrecondition);
+    if (fits) limits_[owner] = limits;
+  }
+
+  // What owners use now, under the limits that they have.
+  OwnerModel CountOwners() const {
+    OwnerModel model;
+    model.owners.resize(4);
+    model.owners[2].parent = 1;
+    std::set<uint64_t> seen;
+    for (const Range& range : ranges_) {
+      for (const Slot& slot : range.slots) {
+        if (slot.state != Slot::State::kLive) continue;
+        if (!seen.insert(slot.content).second) continue;
+        ++model.owners[range.owner.value()].own;
+      }
+    }
+    for (const auto& [owner, limits] : limits_) {
+      model.owners[owner].limits = limits;
+    }
+    return model;
+  }
+  bool Allows(OwnerId owner, uint64_t pages) const {
+    return CountOwners().Allows(owner.value(), pages, limit_);
   }
 
   void CommitSome() {
@@ -268,6 +337,19 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
       wanted += range->slots[i].state == Slot::State::kUnbacked;
     }
     // What needs a gate to open would wait for this very thread.
+    const std::set<uint64_t> live = Live();
+    std::set<uint64_t> revived;
+    for (uint64_t i = first; i < first + count; ++i) {
+      const Slot& slot = range->slots[i];
+      if (slot.state != Slot::State::kCooling) continue;
+      if (live.count(slot.content) == 0) revived.insert(slot.content);
+    }
+    if (!Allows(range->owner, wanted + revived.size())) {
+      ++refusals_;
+      ASSERT_EQ(Commit(range->handle, first, count).code(),
+                absl::StatusCode::kResourceExhausted);
+      return;
+    }
     if (!HasRoomFor(wanted)) return;
     ASSERT_EQ(Commit(range->handle, first, count), absl::OkStatus());
     for (uint64_t i = first; i < first + count; ++i) {
@@ -321,20 +403,16 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
   }
 
   void CompareOwners() {
-    std::map<OwnerId, std::set<uint64_t>> pages;
-    for (const Range& range : ranges_) {
-      for (const Slot& slot : range.slots) {
-        if (slot.state == Slot::State::kLive) {
-          pages[range.owner].insert(slot.content);
-        }
-      }
-    }
+    const OwnerModel model = CountOwners();
     const std::vector<Bytes> live = memory_->GetLiveByOwner();
-    for (uint32_t owner = 0; owner < live.size(); ++owner) {
-      ASSERT_EQ(live[owner].value(), pages[OwnerId(owner)].size() * kPageBytes);
-      pages.erase(OwnerId(owner));
+    for (uint32_t id = 0; id < model.owners.size(); ++id) {
+      const OwnerStatistics owner = memory_->GetOwnerStatistics(OwnerId(id));
+      ASSERT_EQ(owner.own_live.value(), model.owners[id].own * kPageBytes);
+      ASSERT_EQ(owner.live.value(), model.Live(id) * kPageBytes);
+      ASSERT_EQ(id < live.size() ? live[id] : Bytes(0), owner.own_live);
+      const uint64_t allowance = owner.allowance.value() / kPageBytes;
+      ASSERT_TRUE(allowance == 0 || Allows(OwnerId(id), allowance));
     }
-    for (const auto& [owner, left] : pages) ASSERT_TRUE(left.empty());
   }
 
   void Compare() {
@@ -372,6 +450,11 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
               (mapped - live - cooling) * kPageBytes);
     ASSERT_EQ(statistics.in_use.value(),
               statistics.cached.value() + (live + cooling) * kPageBytes);
+    ASSERT_EQ(statistics.limit.value(), limit_ * kPageBytes);
+    ASSERT_EQ(
+        statistics.over_limit.value(),
+        CheckedSubtract(statistics.in_use.value(), statistics.limit.value())
+            .value_or(0));
     most_shared_ = std::max(most_shared_, mapped - live - cooling);
     CompareOwners();
     // The driver's own books agree on what exists.
@@ -384,11 +467,16 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
   std::vector<Range> ranges_;
   std::vector<std::unique_ptr<Gate>> gates_;
   uint64_t last_content_ = 0;
+  uint64_t limit_ = kLimitPages;
+  std::map<uint32_t, OwnerPageLimits> limits_;  // by owner
   uint64_t most_shared_ = 0;
+  uint64_t refusals_ = 0;
 };
 
 TEST_F(DeviceMemoryModelTest, RandomProgramsAgreeWithTheModel) {
   for (size_t i = 0; i < kStreams; ++i) MakeStream();
+  ASSERT_EQ(owners_.Register("part", kOwner), OwnerId(2));
+  ASSERT_EQ(owners_.Register("other"), OwnerId(3));
   for (uint32_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(seed);
     DeviceMemoryOptions options = Options();
@@ -406,7 +494,10 @@ TEST_F(DeviceMemoryModelTest, RandomProgramsAgreeWithTheModel) {
     }
     gates_.clear();
     ranges_.clear();
+    limits_.clear();
+    limit_ = kLimitPages;
   }
+  EXPECT_GT(refusals_, 100u);
   EXPECT_GT(most_shared_, 10u);
   memory_.reset();
 }

@@ -151,5 +151,43 @@ TEST_F(DeviceMemoryRegressionTest, Surogate117HandlesReturnToTheBaseline) {
   memory_->ReleaseRange(range, Fence());
 }
 
+// HAMi-core#200: the limit less the usage went below zero, and the result was
+// taken for 18 EB of room. kvcached#377: so did the headroom.
+TEST_F(DeviceMemoryRegressionTest, HamiCore200ALimitBelowTheUseLeavesNoRoom) {
+  AddressRange* const range = Reserve(20);
+  ASSERT_TRUE(Commit(range, 0, 16).ok());
+  ASSERT_TRUE(memory_->SetOwnerLimits(kOwner, {.hard = kPage}).ok());
+  ASSERT_TRUE(memory_->SetLimit(kPage).ok());
+  const OwnerStatistics owner = memory_->GetOwnerStatistics(kOwner);
+  const DeviceMemoryStatistics statistics = memory_->GetStatistics();
+  for (const Bytes room : {owner.hard_room, owner.allowance,
+                           statistics.growable, statistics.cached}) {
+    EXPECT_EQ(room, Bytes(0));
+  }
+  EXPECT_FALSE(Commit(range, 16, 1).ok());
+  EXPECT_EQ(memory_->SetOwnerLimits(kUnnamedOwner, {.reserved_minimum = kPage})
+                .code(),
+            absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(memory_->SetOwnerLimits(kOwner, {}).ok());
+  EXPECT_FALSE(Commit(range, 16, 1).ok());
+  memory_->ReleaseRange(range, Fence());
+}
+
+// kvcached#448: addresses were compared with physical capacity.
+TEST_F(DeviceMemoryRegressionTest, Kvcached448AddressesAreNoMemory) {
+  ASSERT_TRUE(
+      memory_->SetOwnerLimits(kOwner, {.hard = Bytes(2 * kPageBytes)}).ok());
+  AddressRange* const range = Reserve(kAddressPages / 2);
+  ASSERT_TRUE(Commit(range, 0, 1).ok());
+  const std::vector<PageHandle> pages(kLimitPages * 3 / 2,
+                                      memory_->PageAt(range, PageCount(0)));
+  // More slots than the limit has pages, of one page.
+  ASSERT_TRUE(memory_->CommitPages(range, PageCount(1), pages).ok());
+  EXPECT_EQ(memory_->GetOwnerStatistics(kOwner).hard_room, kPage);
+  EXPECT_EQ(memory_->GetStatistics().growable.value(),
+            (kLimitPages - 1) * kPageBytes);
+  memory_->ReleaseRange(range, Fence());
+}
+
 }  // namespace
 }  // namespace quire

@@ -130,5 +130,48 @@ TEST_F(DeviceMemoryThreadTest, AThreadThatWaitsGetsWhatAnotherFrees) {
   memory_->ReleaseRange(held, Fence());
 }
 
+// kvcached#443: limits were changed while others counted against them.
+TEST_F(DeviceMemoryThreadTest, LimitsChangeWhileOthersGrow) {
+  const OwnerId model = owners_.Register("model");
+  const OwnerId kv = owners_.Register("kv", model);
+  std::atomic<bool> stop{false};
+  std::thread operator_thread([&] {
+    std::mt19937 random(3);
+    while (!stop) {
+      const auto pages = [&](uint64_t most) {
+        return Bytes((1 + random() % most) * kPageBytes);
+      };
+      ASSERT_TRUE(memory_->SetOwnerLimits(model, {.hard = pages(20)}).ok());
+      (void)memory_->SetOwnerLimits(kOwner, {.reserved_minimum = pages(8)});
+      ASSERT_TRUE(memory_->SetLimit(pages(kLimitPages)).ok());
+      for (const OwnerStatistics& each : memory_->GetOwnerStatistics()) {
+        EXPECT_LE(each.live.value(), kDevicePages * kPageBytes);
+        EXPECT_LE(each.allowance.value(), kDevicePages * kPageBytes);
+      }
+    }
+  });
+  std::vector<std::thread> threads;
+  for (int id = 0; id < kThreads; ++id) {
+    threads.emplace_back([&, id] {
+      std::mt19937 random(static_cast<uint32_t>(id));
+      for (int step = 0; step < kSteps; ++step) {
+        const uint64_t pages = 1 + random() % 8;
+        const OwnerId owner = id % 2 == 0 ? kOwner : kv;
+        const auto range = memory_->ReserveRange(PageCount(pages), owner);
+        ASSERT_TRUE(range.ok()) << range.status();
+        const absl::Status status = Commit(*range, 0, pages);
+        ASSERT_TRUE(status.ok() || absl::IsResourceExhausted(status)) << status;
+        if (random() % 4 == 0) (void)memory_->SetOwner(*range, model);
+        memory_->ReleaseRange(*range, Fence());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  stop = true;
+  operator_thread.join();
+  EXPECT_EQ(memory_->GetOwnerStatistics(model).live, Bytes(0));
+  EXPECT_EQ(memory_->GetStatistics().live, Bytes(0));
+}
+
 }  // namespace
 }  // namespace quire

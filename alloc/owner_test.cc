@@ -23,5 +23,43 @@ TEST(OwnerRegistryTest, NamesEveryIdEvenUnregisteredOnes) {
   EXPECT_EQ(owners.Name(OwnerId(7)), "owner 7");
 }
 
+TEST(OwnerRegistryTest, OwnersNestAndAreNamedByPath) {
+  OwnerRegistry owners;
+  const OwnerId server = owners.Register("server");
+  const OwnerId llama = owners.Register("llama", server);
+  const OwnerId kv = owners.Register("kv", llama);
+  EXPECT_EQ(owners.Name(kv), "server/llama/kv");
+  EXPECT_EQ(owners.Register("server/llama/kv"), kv);
+  EXPECT_EQ(owners.Register("llama/kv", server), kv);
+  // One name under two parents, and at the top, is three owners.
+  EXPECT_NE(owners.Register("kv"), kv);
+  EXPECT_NE(owners.Register("kv", server), kv);
+  EXPECT_EQ(owners.Parent(kv), llama);
+  EXPECT_EQ(owners.Parent(llama), server);
+  EXPECT_EQ(owners.Parent(server), std::nullopt);
+  EXPECT_EQ(owners.Parent(OwnerId(99)), std::nullopt);
+  EXPECT_TRUE(owners.IsWithin(kv, server));
+  EXPECT_TRUE(owners.IsWithin(kv, kv));
+  EXPECT_TRUE(owners.IsWithin(OwnerId(99), OwnerId(99)));
+  EXPECT_FALSE(owners.IsWithin(server, kv));
+  EXPECT_FALSE(owners.IsWithin(kv, kUnnamedOwner));
+  EXPECT_FALSE(owners.IsWithin(OwnerId(99), server));
+}
+
+TEST(OwnerRegistryTest, APathRegistersEveryLevel) {
+  OwnerRegistry owners;
+  const OwnerId kv = owners.Register("a/b/c");
+  EXPECT_THAT(owners.Names(),
+              ::testing::ElementsAre("unnamed", "a", "a/b", "a/b/c"));
+  EXPECT_EQ(kv, OwnerId(3));
+  EXPECT_EQ(owners.Register("x", OwnerId(99)), owners.Register("x"));
+  // Whatever a name is, its path leads back to it.
+  for (const char* name : {"", "/", "//", "a/", "/a", "a//b", "unnamed/x"}) {
+    const OwnerId id = owners.Register(name);
+    EXPECT_EQ(owners.Name(id), name);
+    EXPECT_EQ(owners.Register(name), id);
+  }
+}
+
 }  // namespace
 }  // namespace quire

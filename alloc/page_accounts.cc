@@ -39,23 +39,17 @@ void PageAccounts::Move(PageRecord* page, SlotState from, SlotState to) {
   if (to == SlotState::kUnbacked) --mapped_slots_;
 }
 
-void PageAccounts::SetOwner(PageRecord* page, OwnerId owner) {
-  Leave(*page);
-  page->owner = owner;
-  Enter(*page);
+void PageAccounts::UpdatePeaks(OwnerId owner) {
+  peak_live_ = std::max(peak_live_, live_);
+  owners_.UpdatePeaks(owner);
 }
-
-void PageAccounts::UpdatePeak() { peak_live_ = std::max(peak_live_, live_); }
 
 void PageAccounts::Enter(const PageRecord& page) {
   switch (page.state()) {
     case SlotState::kUnbacked:
       break;
     case SlotState::kLive:
-      if (page.owner.value() >= live_by_owner_.size()) {
-        live_by_owner_.resize(size_t{page.owner.value()} + 1, 0);
-      }
-      ++live_by_owner_[page.owner.value()];
+      owners_.Enter(page.owner);
       ++live_;
       break;
     case SlotState::kCooling:
@@ -72,7 +66,7 @@ void PageAccounts::Leave(const PageRecord& page) {
     case SlotState::kUnbacked:
       break;
     case SlotState::kLive:
-      --live_by_owner_[page.owner.value()];
+      owners_.Leave(page.owner);
       --live_;
       break;
     case SlotState::kCooling:
@@ -86,7 +80,8 @@ void PageAccounts::Leave(const PageRecord& page) {
 
 absl::Status PageAccounts::CheckInvariants(
     const std::vector<const ManagedRange*>& ranges) const {
-  PageAccounts counted;
+  const OwnerRegistry no_names;
+  PageAccounts counted(&no_names);
   std::unordered_map<const PageRecord*, PageRecord> pages;
   for (const ManagedRange* range : ranges) {
     for (const PageSlot& slot : range->slots) {
@@ -124,11 +119,11 @@ absl::Status PageAccounts::CheckInvariants(
         "; found: ", counted.live_, ", ", counted.cooling_, ", ",
         counted.quarantined_, ", ", counted.mapped_slots_);
   }
-  counted.live_by_owner_.resize(live_by_owner_.size(), 0);
-  if (counted.live_by_owner_ != live_by_owner_) {
-    return Broken("the live pages of owners do not add up to their ranges");
+  std::vector<uint64_t> own;
+  for (const OwnerAccount& account : counted.owners_.accounts()) {
+    own.push_back(account.own);
   }
-  return absl::OkStatus();
+  return owners_.CheckInvariants(own);
 }
 
 }  // namespace quire

@@ -2,7 +2,7 @@
 //
 // Invariants: a page's counts are those of the slots that point to it; the sums
 // here are over all pages in use; live pages are those of their owners, summed.
-// All operations are O(1), CheckInvariants apart. Not thread-safe.
+// Operations are O(levels of owners), CheckInvariants apart. Not thread-safe.
 
 #ifndef QUIRE_ALLOC_PAGE_ACCOUNTS_H_
 #define QUIRE_ALLOC_PAGE_ACCOUNTS_H_
@@ -12,32 +12,32 @@
 
 #include "absl/status/status.h"
 #include "alloc/managed_range.h"
+#include "alloc/owner_accounts.h"
 #include "alloc/page_record.h"
 
 namespace quire {
 
 class PageAccounts {
  public:
+  // `registry` outlives this object.
+  explicit PageAccounts(const OwnerRegistry* registry) : owners_(registry) {}
+
   // A slot of `page` goes from one state to another; kUnbacked on either side
   // is a slot that does not map it yet, or any more.
   void Move(PageRecord* page, SlotState from, SlotState to);
-  // Accounts the page to another owner, from now on.
-  void SetOwner(PageRecord* page, OwnerId owner);
-  // What is live now was meant to be: a commit that is rolled back leaves no
-  // peak behind.
-  void UpdatePeak();
+  // What is live now, and of `owner`, was meant to be: a commit that is rolled
+  // back leaves no peak behind.
+  void UpdatePeaks(OwnerId owner);
 
   // Pages.
   uint64_t live() const { return live_; }
   uint64_t cooling() const { return cooling_; }
   uint64_t quarantined() const { return quarantined_; }
   uint64_t peak_live() const { return peak_live_; }
-  // Indexed by owner.
-  const std::vector<uint64_t>& live_by_owner() const { return live_by_owner_; }
-  uint64_t live_of(OwnerId owner) const {
-    return owner.value() < live_by_owner_.size() ? live_by_owner_[owner.value()]
-                                                 : 0;
-  }
+  // Live pages by owner, and their limits. Whoever moves pages from one owner
+  // to another changes the records of the pages.
+  const OwnerAccounts& owners() const { return owners_; }
+  OwnerAccounts& owners() { return owners_; }
   // Slots in any state but kUnbacked.
   uint64_t mapped_slots() const { return mapped_slots_; }
 
@@ -55,7 +55,7 @@ class PageAccounts {
   uint64_t quarantined_ = 0;
   uint64_t peak_live_ = 0;
   uint64_t mapped_slots_ = 0;
-  std::vector<uint64_t> live_by_owner_;
+  OwnerAccounts owners_;
 };
 
 }  // namespace quire

@@ -9,14 +9,6 @@
 
 namespace quire {
 
-PagePool::PagePool(Driver* driver, DeviceId device, Bytes page_size,
-                   uint64_t limit, uint64_t cache_limit)
-    : driver_(driver),
-      device_(device),
-      page_size_(page_size),
-      limit_(limit),
-      cache_limit_(cache_limit) {}
-
 PagePool::~PagePool() {
   Trim(0);
   // A refusal may have been passing: a last try costs nothing.
@@ -40,22 +32,52 @@ PageRecord* PagePool::Find(PageHandle page) const {
 }
 
 void PagePool::Put(PageRecord* page) {
-  if (cached_.size() < cache_limit_) {
+  if (cached_.size() < options_.cache_limit && !over_limit()) {
     cached_.push_back(page);
   } else {
     Release(page);
   }
 }
 
+void PagePool::PutBack(PageRecord* page) {
+  if (over_limit()) {
+    Release(page);
+  } else {
+    cached_.push_back(page);
+  }
+}
+
+void PagePool::SetLimit(uint64_t limit) {
+  limit_ = limit;
+  if (over_limit()) Trim(cached() - std::min(cached(), in_use_ - limit_));
+}
+
+absl::Status PagePool::CheckHeadroom(uint64_t pages) const {
+  if (options_.headroom.zero()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo info,
+                         driver_->GetMemoryInfo(options_.device));
+  const uint64_t spare =
+      CheckedSubtract(info.free.value(), options_.headroom.value()).value_or(0);
+  if (pages <= spare / options_.page_size.value()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      pages, " more pages would leave less than ", options_.headroom.value(),
+      " bytes of the ", info.free.value(), " that are free on device ",
+      options_.device.value()));
+}
+
 absl::Status PagePool::Prepare(uint64_t count, uint64_t* created) {
+  if (cached_.size() < count) {
+    QUIRE_RETURN_IF_ERROR(CheckHeadroom(count - cached_.size()));
+  }
   while (cached_.size() < count) {
     if (growable() == 0) {
       return absl::ResourceExhaustedError(
           absl::StrCat(count - cached_.size(), " more pages wanted, and ",
                        in_use_, " of at most ", limit_, " are in use"));
     }
-    QUIRE_ASSIGN_OR_RETURN(const PageHandle page,
-                           driver_->CreatePage(device_, page_size_));
+    QUIRE_ASSIGN_OR_RETURN(
+        const PageHandle page,
+        driver_->CreatePage(options_.device, options_.page_size));
     auto record = std::make_unique<PageRecord>(page);
     cached_.push_back(record.get());
     records_[page] = std::move(record);
@@ -106,8 +128,8 @@ absl::Status PagePool::CheckInvariants(uint64_t taken) const {
                                               " is in the pool and in use"));
     }
   }
-  if (in_use_ != taken + idle.size() || in_use_ > limit_ ||
-      in_use_ != records_.size() || in_use_ != created_ - released_) {
+  if (in_use_ != taken + idle.size() || in_use_ != records_.size() ||
+      in_use_ != created_ - released_) {
     return absl::InternalError(absl::StrCat(
         "in use = live + cooling + cached + quarantined does not hold: ",
         in_use_, " = ", taken, " taken + ", cached_.size(), " + ",

@@ -5,9 +5,9 @@
 // from mapping them (fast). The pool knows nothing of addresses. It owns the
 // record of every page, at one place from its creation to its release.
 //
-// Invariant: in_use = taken + cached + quarantined handles, and is never above
-// the limit. A handle that the driver will not take back is quarantined: it
-// still costs memory, so it still counts.
+// Invariant: in_use = taken + cached + quarantined handles, and never grows
+// beyond the limit. A handle that the driver will not take back is quarantined:
+// it still costs memory, so it still counts.
 //
 // Not thread-safe.
 
@@ -26,12 +26,22 @@
 
 namespace quire {
 
+// All counts are pages.
+struct PagePoolOptions {
+  DeviceId device;
+  Bytes page_size;
+  uint64_t limit = 0;
+  // Unmapped pages beyond this many go back to the driver when they come in.
+  uint64_t cache_limit = UINT64_MAX;
+  // Left free on the device, as the driver reports it: no page is created that
+  // would take of it.
+  Bytes headroom;
+};
+
 class PagePool {
  public:
-  // All counts are pages. Unmapped pages beyond `cache_limit` go back to the
-  // driver when they come in.
-  PagePool(Driver* driver, DeviceId device, Bytes page_size, uint64_t limit,
-           uint64_t cache_limit);
+  PagePool(Driver* driver, const PagePoolOptions& options)
+      : driver_(driver), options_(options), limit_(options.limit) {}
   // Gives what is cached or quarantined back. REQUIRES: nothing is taken.
   ~PagePool();
   PagePool(const PagePool&) = delete;
@@ -39,8 +49,9 @@ class PagePool {
 
   // Appends `count` pages: cached ones, most recently used first, then new
   // ones. Where they cannot be had, nothing is appended, pages created on the
-  // way stay cached, and the error is kResourceExhausted for the limit, or the
-  // driver's own. *created grows by the pages created in either case.
+  // way stay cached, and the error is kResourceExhausted for the limit and the
+  // headroom, or the driver's own. *created grows by the pages created in
+  // either case.
   absl::Status Take(uint64_t count, std::vector<PageRecord*>* pages,
                     uint64_t* created);
   // The page of that handle, or null. One look-up in a hash table.
@@ -49,13 +60,16 @@ class PagePool {
   void Put(PageRecord* page);
   // The same for a page that may be wanted again at once: kept whatever the
   // cache limit is, until the next Trim.
-  void PutBack(PageRecord* page) { cached_.push_back(page); }
+  void PutBack(PageRecord* page);
   // Creates pages until `count` are cached. *created as in Take.
   absl::Status Prepare(uint64_t count, uint64_t* created);
   // Gives cached pages back to the driver, least recently used first, until at
   // most `keep` are left. Returns how many the driver took.
   uint64_t Trim(uint64_t keep);
 
+  // A limit below what is in use gives back what is cached, as far as that
+  // helps, and then pages as they come in.
+  void SetLimit(uint64_t limit);
   uint64_t limit() const { return limit_; }
   uint64_t in_use() const { return in_use_; }
   uint64_t growable() const {
@@ -74,12 +88,13 @@ class PagePool {
 
  private:
   bool Release(PageRecord* page);
+  bool over_limit() const { return in_use_ > limit_; }
+  // OK where the device has `pages` more, and the headroom.
+  absl::Status CheckHeadroom(uint64_t pages) const;
 
   Driver* const driver_;
-  const DeviceId device_;
-  const Bytes page_size_;
-  const uint64_t limit_;
-  const uint64_t cache_limit_;
+  const PagePoolOptions options_;
+  uint64_t limit_;
 
   absl::flat_hash_map<PageHandle, std::unique_ptr<PageRecord>> records_;
   std::vector<PageRecord*> cached_;  // most recently used last

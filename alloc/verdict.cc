@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kPayloadUrl[] = "quire/out-of-memory-verdict";
 // First in the payload, so that a later layout is not misread as this one.
-constexpr uint64_t kPayloadVersion = 1;
+constexpr uint64_t kPayloadVersion = 2;
 // Owners named in a message; the payload carries all.
 constexpr size_t kOwnersInMessage = 4;
 
@@ -68,27 +68,57 @@ struct Decision {
   std::string advice;
 };
 
+// What could be had now, as far as the pool goes.
+Bytes FreeOf(const ShortageFacts& facts, Bytes device_free) {
+  const Bytes growable(SaturatingSubtract(facts.limit, facts.in_use));
+  return SaturatingAdd(facts.cached, std::min(growable, device_free));
+}
+
+Decision BlameOwner(const ShortageFacts& facts) {
+  const OwnerShortage& owner = *facts.owner_limit;
+  const Bytes room(SaturatingSubtract(owner.limit, owner.live));
+  return {ShortageKind::kLimit,
+          "owner " + owner.owner + " has " + FormatBytes(owner.live) +
+              " of its limit of " + FormatBytes(owner.limit) +
+              ": raise that by at least " +
+              FormatBytes(Bytes(SaturatingSubtract(facts.requested, room))) +
+              ", or free something of it"};
+}
+
 // The order of the questions matters: what can never fit comes first, then what
-// is only held for now, then who holds the rest.
-Decision Decide(const ShortageFacts& facts, Bytes missing, Bytes growable) {
+// was refused to this owner, then what is only held for now, then who holds the
+// rest.
+Decision Decide(const ShortageFacts& facts, Bytes device_free) {
+  const Bytes growable(SaturatingSubtract(facts.limit, facts.in_use));
+  const Bytes free = FreeOf(facts, device_free);
+  const Bytes missing(SaturatingSubtract(facts.requested, free));
   const uint64_t held_by_others = SaturatingSubtract(
       facts.device_total, SaturatingAdd(facts.device_free, facts.in_use));
-  if (missing.zero()) {
-    return {ShortageKind::kCapacity,
-            "the driver refused memory that it reports as free: something else "
-            "took it meanwhile, try again"};
-  }
   if (facts.requested > facts.device_total) {
     return {ShortageKind::kCapacity,
             "the device has no more than " + FormatBytes(facts.device_total) +
                 ": use a smaller model, batch or context, or offload to the "
                 "host"};
   }
+  if (facts.owner_limit) return BlameOwner(facts);
   if (facts.requested > facts.limit) {
     return {ShortageKind::kLimit, "the request is above the limit of " +
                                       FormatBytes(facts.limit) +
                                       ": raise the limit to at least " +
                                       FormatBytes(facts.requested)};
+  }
+  if (facts.requested > facts.allowance &&
+      facts.requested <=
+          SaturatingAdd(facts.allowance, facts.reserved_for_others)) {
+    return {ShortageKind::kLimit,
+            FormatBytes(facts.reserved_for_others) +
+                " are reserved for other owners: lower their minimum, or raise "
+                "the limit"};
+  }
+  if (missing.zero()) {
+    return {ShortageKind::kCapacity,
+            "the driver refused memory that it reports as free: something else "
+            "took it meanwhile, try again"};
   }
   if (facts.cooling >= missing) {
     return {ShortageKind::kCooling,
@@ -102,12 +132,19 @@ Decision Decide(const ShortageFacts& facts, Bytes missing, Bytes growable) {
                 " are held as cache or slack: trim, or compact in a quiescent "
                 "section"};
   }
-  const bool limit_is_honoured = facts.device_free >= growable;
+  const bool limit_is_honoured = device_free >= growable;
   if (limit_is_honoured &&
-      SaturatingSubtract(facts.device_free, growable) >= missing.value()) {
+      SaturatingSubtract(device_free, growable) >= missing.value()) {
+    return {ShortageKind::kLimit, "the device has " + FormatBytes(device_free) +
+                                      " free: raise the limit by at least " +
+                                      FormatBytes(missing)};
+  }
+  if (SaturatingSubtract(FreeOf(facts, facts.device_free), free) >=
+      missing.value()) {
     return {ShortageKind::kLimit,
-            "the device has " + FormatBytes(facts.device_free) +
-                " free: raise the limit by at least " + FormatBytes(missing)};
+            "a headroom of " + FormatBytes(facts.headroom) +
+                " is left to the display and other processes: lower it, or "
+                "free something of theirs"};
   }
   if (held_by_others >= missing.value()) {
     return {ShortageKind::kOtherProcess,
@@ -164,6 +201,9 @@ std::string OutOfMemoryVerdict::ToString() const {
   if (!held_as_slack.zero()) {
     text += ", " + FormatBytes(held_as_slack) + " held as cache or slack";
   }
+  if (!reserved_for_others.zero()) {
+    text += ", " + FormatBytes(reserved_for_others) + " reserved for others";
+  }
   for (size_t i = 0; i < std::min(owners.size(), kOwnersInMessage); ++i) {
     text += i == 0 ? "; largest owners: " : ", ";
     text += owners[i].first + " " + FormatBytes(owners[i].second);
@@ -176,9 +216,16 @@ absl::Status OutOfMemoryVerdict::ToStatus() const {
   std::string payload;
   AppendNumber(kPayloadVersion, &payload);
   AppendNumber(static_cast<uint64_t>(kind), &payload);
-  for (const Bytes bytes : {requested, free, largest_possible, limit,
-                            device_total, cooling, held_as_slack}) {
+  for (const Bytes bytes :
+       {requested, free, largest_possible, limit, device_total, cooling,
+        held_as_slack, reserved_for_others}) {
     AppendNumber(bytes.value(), &payload);
+  }
+  AppendNumber(owner_limit ? 1 : 0, &payload);
+  if (owner_limit) {
+    AppendString(owner_limit->owner, &payload);
+    AppendNumber(owner_limit->limit.value(), &payload);
+    AppendNumber(owner_limit->live.value(), &payload);
   }
   AppendNumber(owners.size(), &payload);
   for (const auto& [name, bytes] : owners) {
@@ -207,10 +254,20 @@ std::optional<OutOfMemoryVerdict> OutOfMemoryVerdict::FromStatus(
   for (Bytes* const bytes :
        {&verdict.requested, &verdict.free, &verdict.largest_possible,
         &verdict.limit, &verdict.device_total, &verdict.cooling,
-        &verdict.held_as_slack}) {
+        &verdict.held_as_slack, &verdict.reserved_for_others}) {
     const auto number = reader.Number();
     if (!number) return std::nullopt;
     *bytes = Bytes(*number);
+  }
+  const auto limits = reader.Number();
+  if (!limits || *limits > 1) return std::nullopt;
+  if (*limits == 1) {
+    auto name = reader.String();
+    const auto limit = name ? reader.Number() : std::nullopt;
+    const auto live = limit ? reader.Number() : std::nullopt;
+    if (!live) return std::nullopt;
+    verdict.owner_limit =
+        OwnerShortage{*std::move(name), Bytes(*limit), Bytes(*live)};
   }
   const auto owner_count = reader.Number();
   if (!owner_count) return std::nullopt;
@@ -227,23 +284,26 @@ std::optional<OutOfMemoryVerdict> OutOfMemoryVerdict::FromStatus(
 }
 
 OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts) {
-  const Bytes growable(SaturatingSubtract(facts.limit, facts.in_use));
+  const Bytes device_free(
+      SaturatingSubtract(facts.device_free, facts.headroom));
   OutOfMemoryVerdict verdict;
   verdict.requested = facts.requested;
-  verdict.free =
-      SaturatingAdd(facts.cached, std::min(growable, facts.device_free));
+  verdict.free = std::min(FreeOf(facts, device_free), facts.allowance);
   verdict.largest_possible = SaturatingAdd(verdict.free, facts.reclaimable);
   verdict.limit = facts.limit;
   verdict.device_total = facts.device_total;
   verdict.cooling = facts.cooling;
   verdict.held_as_slack = facts.reclaimable;
+  verdict.reserved_for_others = facts.reserved_for_others;
   std::stable_sort(
       facts.owners.begin(), facts.owners.end(),
       [](const auto& a, const auto& b) { return a.second > b.second; });
-  const Bytes missing(SaturatingSubtract(facts.requested, verdict.free));
-  Decision decision = Decide(facts, missing, growable);
+  Decision decision = Decide(facts, device_free);
   verdict.kind = decision.kind;
   verdict.advice = std::move(decision.advice);
+  if (verdict.kind == ShortageKind::kLimit) {
+    verdict.owner_limit = std::move(facts.owner_limit);
+  }
   verdict.owners = std::move(facts.owners);
   return verdict;
 }

@@ -22,6 +22,8 @@ OutOfMemoryVerdict Example() {
   verdict.device_total = GiB(80);
   verdict.cooling = Bytes(UINT64_MAX);
   verdict.held_as_slack = MiB(8);
+  verdict.reserved_for_others = MiB(3);
+  verdict.owner_limit = OwnerShortage{"a model/k v", GiB(2), GiB(1)};
   verdict.owners = {{"weights 7 \n\"x\"", GiB(6)}, {"", Bytes(1)}};
   verdict.advice = "wait; 12 34";
   return verdict;
@@ -41,6 +43,8 @@ TEST(OutOfMemoryVerdictTest, TravelsWithAStatusAndComesBackTheSame) {
   EXPECT_EQ(received->device_total, sent.device_total);
   EXPECT_EQ(received->cooling, sent.cooling);
   EXPECT_EQ(received->held_as_slack, sent.held_as_slack);
+  EXPECT_EQ(received->reserved_for_others, sent.reserved_for_others);
+  EXPECT_EQ(received->owner_limit, sent.owner_limit);
   EXPECT_EQ(received->owners, sent.owners);
   EXPECT_EQ(received->advice, sent.advice);
 }
@@ -128,6 +132,62 @@ TEST(DiagnoseShortageTest, NamesWhatTheNumbersSay) {
   facts.in_use = GiB(2);
   facts.cooling = GiB(1);
   EXPECT_EQ(kind(facts), ShortageKind::kCapacity);
+}
+
+TEST(DiagnoseShortageTest, TheLimitOfAnOwnerComesBeforeWhatThePoolHas) {
+  ShortageFacts facts = FullPool();
+  facts.in_use = GiB(2);
+  facts.cooling = GiB(4);
+  facts.reclaimable = GiB(4);
+  facts.owner_limit = OwnerShortage{"server/llama", GiB(2), MiB(1536)};
+  facts.allowance = MiB(512);
+  OutOfMemoryVerdict verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.kind, ShortageKind::kLimit);
+  EXPECT_EQ(verdict.owner_limit, facts.owner_limit);
+  EXPECT_EQ(verdict.free, MiB(512));
+  EXPECT_THAT(verdict.advice, HasSubstr("server/llama has 1.50 GiB of its "
+                                        "limit of 2.00 GiB: raise that by at "
+                                        "least 512.00 MiB"));
+  // A limit below the use does not wrap.
+  facts.owner_limit->live = GiB(3);
+  EXPECT_THAT(DiagnoseShortage(facts).advice, HasSubstr("at least 1.00 GiB"));
+  // What can never fit is no matter of limits.
+  facts.requested = GiB(17);
+  verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.kind, ShortageKind::kCapacity);
+  EXPECT_EQ(verdict.owner_limit, std::nullopt);
+}
+
+TEST(DiagnoseShortageTest, AReservationIsToBlameWhereItWouldSuffice) {
+  ShortageFacts facts = FullPool();
+  facts.in_use = GiB(6);
+  facts.allowance = MiB(512);
+  facts.reserved_for_others = MiB(1536);
+  OutOfMemoryVerdict verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.kind, ShortageKind::kLimit);
+  EXPECT_EQ(verdict.free, MiB(512));
+  EXPECT_THAT(verdict.advice, HasSubstr("1.50 GiB are reserved"));
+  EXPECT_THAT(verdict.ToString(), HasSubstr("1.50 GiB reserved for others"));
+  // 4 GiB are more than all that is kept: it is the device limit.
+  facts.requested = GiB(4);
+  EXPECT_THAT(DiagnoseShortage(facts).advice, HasSubstr("raise the limit by"));
+}
+
+TEST(DiagnoseShortageTest, TheHeadroomIsNotFree) {
+  ShortageFacts facts = FullPool();
+  facts.limit = GiB(16);
+  facts.in_use = GiB(14);
+  facts.device_free = GiB(2);
+  facts.headroom = MiB(1536);
+  OutOfMemoryVerdict verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.kind, ShortageKind::kLimit);
+  EXPECT_EQ(verdict.free, MiB(512));
+  EXPECT_THAT(verdict.advice, HasSubstr("headroom of 1.50 GiB"));
+  facts.headroom = Bytes(UINT64_MAX);
+  EXPECT_EQ(DiagnoseShortage(facts).free, Bytes(0));
+  // Not even without it.
+  facts.requested = GiB(3);
+  EXPECT_EQ(DiagnoseShortage(facts).kind, ShortageKind::kCapacity);
 }
 
 TEST(DiagnoseShortageTest, GivesNumbersAndSortsOwners) {

@@ -379,6 +379,10 @@ absl::Status KvCache::CheckInvariants() const {
   return impl_->CheckInvariants();
 }
 PageCount KvCache::Reclaim(PageCount wanted) { return impl_->Reclaim(wanted); }
+// Reclaim gives what cools as well: there is nothing more to give.
+PageCount KvCache::ReclaimFrom(OwnerId owner, PageCount wanted, bool cooling) {
+  return cooling ? PageCount(0) : impl_->ReclaimFrom(owner, wanted);
+}
 PageCount KvCache::Reclaimable() const { return impl_->Reclaimable(); }
 std::string KvCache::ReclaimerName() const { return "parked KV regions"; }
 

@@ -151,16 +151,21 @@ KvCache::Impl::Supply KvCache::Impl::GetSupply() const {
   const auto pages = [&](Bytes bytes) {
     return PageCount(bytes.value() / geometry_.page_size().value());
   };
+  const OwnerStatistics owner = memory_->GetOwnerStatistics(options_.owner);
+  const PageCount at_once = Plus(pages(memory.growable), pages(memory.cached));
+  const PageCount reclaimable = memory_->ReclaimablePages();
   Supply supply;
-  supply.at_once = Plus(pages(memory.growable), pages(memory.cached));
-  supply.in_all = Plus(Plus(supply.at_once, pages(memory.cooling)),
-                       memory_->ReclaimablePages());
+  supply.at_once = std::min(at_once, pages(owner.allowance));
+  // What caches give makes room below a limit of the owner as well.
+  supply.in_all = Plus(std::min(Plus(at_once, pages(memory.cooling)),
+                                pages(owner.hard_room)),
+                       reclaimable);
   return supply;
 }
 
 absl::Status KvCache::Impl::Shortage(PageCount wanted,
                                      PageCount headroom) const {
-  const absl::Status status = memory_->DescribeShortage(Plus(wanted, headroom));
+  const absl::Status status = memory_->DescribeShortage(Plus(wanted, headroom), options_.owner);
   auto verdict = OutOfMemoryVerdict::FromStatus(status);
   if (!verdict) return status;
   verdict->advice += absl::StrCat(

@@ -71,6 +71,11 @@ class KvCache::Impl {
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
 
   PageCount Reclaim(PageCount wanted) ABSL_LOCKS_EXCLUDED(state_mutex_);
+  PageCount ReclaimFrom(OwnerId owner, PageCount wanted) {
+    return memory_->owners()->IsWithin(options_.owner, owner)
+               ? Reclaim(wanted)
+               : PageCount(0);
+  }
   PageCount Reclaimable() const {
     return PageCount(reclaimable_.load(std::memory_order_relaxed));
   }

@@ -347,6 +347,36 @@ TEST(KvCacheTest, WhatAnAdoptedRegionHasToSpareIsReclaimed) {
             absl::StatusCode::kResourceExhausted);
 }
 
+TEST(KvCacheTest, AnOwnersLimitBoundsItsCachesAndTheirParkedPagesMakeRoom) {
+  TestDevice device(100);
+  OwnerRegistry* const owners = device.memory()->owners();
+  KvCacheOptions options = Options(320);
+  options.owner = owners->Register("model/kv");
+  const auto cache = MakeCache(&device, 1, options);
+  options.owner = owners->Register("model/drafts");
+  const auto drafts = MakeCache(&device, 1, options);
+  const auto other = MakeCache(&device, 1, Options(320));
+  const OwnerId model = owners->Register("model");
+  ASSERT_TRUE(
+      device.memory()->SetOwnerLimits(model, {.hard = Bytes(20 * 4096)}).ok());
+  EXPECT_EQ(cache->AdmissibleTokens(), 128u);  // 20 of 100 pages
+  const auto refused = cache->Admit(129);
+  const auto verdict = OutOfMemoryVerdict::FromStatus(refused.status());
+  ASSERT_TRUE(verdict.has_value()) << refused.status();
+  EXPECT_EQ(verdict->kind, ShortageKind::kLimit);
+  EXPECT_EQ(verdict->owner_limit,
+            (OwnerShortage{"model", Bytes(20 * 4096), Bytes(0)}));
+  Release(other.get(), Admit(other.get(), 96));
+  Release(drafts.get(), Admit(drafts.get(), 96));  // 15 pages stay mapped
+  const SequenceId sequence = Admit(cache.get(), 96);
+  EXPECT_EQ(drafts->GetStatistics().parked, Bytes(5 * 4096));
+  EXPECT_EQ(other->GetStatistics().parked, Bytes(15 * 4096));
+  EXPECT_EQ(Step(cache.get(), sequence, 128), absl::OkStatus());
+  EXPECT_EQ(Step(cache.get(), sequence, 129).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(other->GetStatistics().parked, Bytes(15 * 4096));
+}
+
 TEST(KvCacheTest, TwoCachesOfOneMemoryServeEachOther) {
   TestDevice device(50);
   const auto a = MakeCache(&device, 1, Options(320));

@@ -259,8 +259,9 @@ typedef struct quire_memory_statistics {
   uint64_t pages_released;
   uint64_t commits;
   uint64_t commits_from_cache;
+  uint64_t over_limit;  // version 2
 } quire_memory_statistics;
-#define QUIRE_MEMORY_STATISTICS_VERSION 1
+#define QUIRE_MEMORY_STATISTICS_VERSION 2
 
 // O(1).
 QUIRE_C_FUNCTION quire_status quire_memory_get_statistics(

@@ -47,6 +47,7 @@
 #include "quire/alloc/driver.h"
 #include "quire/alloc/event_trace.h"
 #include "quire/alloc/fence.h"
+#include "quire/alloc/memory_limits.h"
 #include "quire/alloc/owner.h"
 #include "quire/alloc/units.h"
 
@@ -67,6 +68,14 @@ class PageReclaimer {
   // under its fence: for callers that have found nothing else and will wait.
   // What it could re-use itself meanwhile is lost to it.
   virtual PageCount ReclaimCooling(PageCount /*wanted*/) {
+    return PageCount(0);
+  }
+  // As Reclaim, or as both where `cooling`, of pages that are accounted to
+  // `owner` or to owners below it (OwnerRegistry::IsWithin): called where that
+  // owner is at its limit, and first where memory is short and it is beyond its
+  // soft one. Those that cannot tell owners apart give nothing.
+  virtual PageCount ReclaimFrom(OwnerId /*owner*/, PageCount /*wanted*/,
+                                bool /*cooling*/) {
     return PageCount(0);
   }
   // How many Reclaim could give now. For verdicts and Trim. O(1). Same rules.
@@ -115,8 +124,13 @@ struct DeviceMemoryOptions {
   // Bytes of a physical page: a power of two and a multiple of the device's
   // granularity, 2 to 32 MiB in practice.
   Bytes page_size = MiB(2);
-  // At most so much physical memory; 0: what the device has free at start.
+  // At most so much physical memory; 0: what the device has free at start, less
+  // the headroom.
   Bytes limit;
+  // Of what the driver reports as free on the device, so much is left to the
+  // display and to other processes: asked for when pages are created, since
+  // their use changes. 0: nothing, and nobody asks.
+  Bytes headroom;
   // Addresses reserved at start; 0: 16 times the limit, at least 64 GiB, or as
   // much of that as the driver gives. When they are used up, the error says so:
   // it is not lack of memory.
@@ -148,6 +162,7 @@ struct DeviceMemoryOptions {
   X(Bytes, quarantined, "lost to calls that the driver refused")           \
   X(Bytes, peak_in_use, "largest in_use so far")                           \
   X(Bytes, peak_live, "largest live so far")                               \
+  X(Bytes, over_limit, "in_use beyond the limit, after it was lowered")    \
   X(Bytes, growable, "in_use may still grow by this much: limit - in_use") \
   X(uint64_t, pages_created, "pages created by the driver so far")         \
   X(uint64_t, pages_released, "pages given back to the driver so far")     \
@@ -172,6 +187,7 @@ class DeviceMemory {
   Driver* driver() const;
   DeviceId device() const;
   Bytes page_size() const;
+  OwnerRegistry* owners() const;
 
   // ---- Addresses ----
   // `alignment` 0: the page size. Otherwise a power of two, which may exceed
@@ -186,7 +202,9 @@ class DeviceMemory {
   // Accounts the range, live pages included, to another owner. O(pages), or
   // O(1) where the owner stays the same. Errors, which change nothing:
   // kFailedPrecondition where a page of the range is live or cooling under
-  // another range as well; kInvalidArgument where owner >= kMaxOwners.
+  // another range as well; kInvalidArgument where owner >= kMaxOwners;
+  // kResourceExhausted with the verdict where the limits of the new owner are
+  // against it, for which nothing is reclaimed.
   absl::Status SetOwner(AddressRange* range, OwnerId owner);
   // The range that contains `address`, or null. O(1), lock-free: one load from
   // a table indexed by page number.
@@ -250,6 +268,23 @@ class DeviceMemory {
   // Waits for nothing.
   PageCount Trim(PageCount keep);
 
+  // ---- Limits ----
+  // May change at any time, also to less than is in use: nothing is taken from
+  // anybody, growth stops until enough was given up, and the statistics show
+  // what is beyond. Commits that wait see a change at once.
+  //
+  // The most that in_use may be. Error: kInvalidArgument for less than a page.
+  absl::Status SetLimit(Bytes limit);
+  // Errors: kInvalidArgument for limits that contradict each other or hold no
+  // page, and for owners out of bounds; kFailedPrecondition for a reserved
+  // minimum that the limit of this memory does not allow any more, given what
+  // others use and have reserved.
+  absl::Status SetOwnerLimits(OwnerId owner, const OwnerLimits& limits);
+  // O(levels of owners).
+  OwnerStatistics GetOwnerStatistics(OwnerId owner) const;
+  // Of all owners that have had a page or a limit here, by id. O(owners).
+  std::vector<OwnerStatistics> GetOwnerStatistics() const;
+
   // Reclaimers are asked in the order of registration. RemoveReclaimer returns
   // when no thread is inside the reclaimer any more: call it without a lock
   // that Reclaim takes, and not from Reclaim.
@@ -258,9 +293,10 @@ class DeviceMemory {
   // What all reclaimers could give now. O(reclaimers). Same rules as
   // Reclaimable.
   PageCount ReclaimablePages() const;
-  // The error of a commit of `pages` pages that cannot be had, verdict
-  // included: for callers that see so before they try.
-  absl::Status DescribeShortage(PageCount pages) const;
+  // The error of a commit of `pages` pages for `owner` that cannot be had,
+  // verdict included: for callers that see so before they try.
+  absl::Status DescribeShortage(PageCount pages,
+                                OwnerId owner = kUnnamedOwner) const;
 
   DeviceMemoryStatistics GetStatistics() const;
   // GetStatistics().live without the lock, as of some moment ago.
@@ -268,7 +304,8 @@ class DeviceMemory {
   // OK, or the first refusal of the driver that put memory into quarantine. The
   // memory stays usable.
   absl::Status Health() const;
-  // Live bytes per owner, indexed by OwnerId. O(owners).
+  // Live bytes per owner, indexed by OwnerId, those of owners below it not
+  // included: the sum is `live`. O(owners).
   std::vector<Bytes> GetLiveByOwner() const;
   // One entry per slot of a range that is live or cooling, in address order:
   // for page maps. O(pages).

@@ -30,6 +30,14 @@ enum class ShortageKind {
 const char* ShortageKindName(ShortageKind kind);  // "capacity", ...
 std::optional<ShortageKind> ShortageKindFromName(const std::string& name);
 
+// An owner that may not have more.
+struct OwnerShortage {
+  std::string owner;
+  Bytes limit;
+  Bytes live;  // its use, with that of all below it
+  friend bool operator==(const OwnerShortage&, const OwnerShortage&) = default;
+};
+
 struct OutOfMemoryVerdict {
   ShortageKind kind = ShortageKind::kCapacity;
   Bytes requested;
@@ -40,6 +48,10 @@ struct OutOfMemoryVerdict {
   Bytes device_total;
   Bytes cooling;
   Bytes held_as_slack;  // what caches and compaction could free
+  // Kept free for other owners, which have less than their reserved minimum.
+  Bytes reserved_for_others;
+  // Of kLimit: whose limit it is; none where it is that of the device memory.
+  std::optional<OwnerShortage> owner_limit;
   std::vector<std::pair<std::string, Bytes>> owners;  // largest first
   std::string advice;                                 // what to try
 
@@ -61,9 +73,16 @@ struct ShortageFacts {
   Bytes cooling;
   // Held by caches and slabs that could give it up.
   Bytes reclaimable;
-  // Of the whole device, as its driver sees it.
+  // Of the whole device, as its driver sees it; `headroom` of what is free is
+  // not to be touched.
   Bytes device_free;
   Bytes device_total;
+  Bytes headroom;
+  // Of the owner that asks: the limit that stands against it, and what it may
+  // have at most, whatever there is.
+  std::optional<OwnerShortage> owner_limit;
+  Bytes allowance = Bytes(UINT64_MAX);
+  Bytes reserved_for_others;
   std::vector<std::pair<std::string, Bytes>> owners;
 };
 

@@ -121,6 +121,7 @@ class KvCache : private PageReclaimer {
   class Impl;
   explicit KvCache(std::unique_ptr<Impl> impl);
   PageCount Reclaim(PageCount wanted) override;
+  PageCount ReclaimFrom(OwnerId owner, PageCount wanted, bool cooling) override;
   PageCount Reclaimable() const override;
   std::string ReclaimerName() const override;
   DeviceMemory* memory_ = nullptr;

@@ -1,0 +1,109 @@
+// Limits of DeviceMemory and of its owners, which may change at any time.
+
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "alloc/device_memory_impl.h"
+#include "quire/alloc/memory_limits.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+absl::StatusOr<uint64_t> LimitInPages(const char* name, Bytes limit,
+                                      Bytes page_size) {
+  if (limit.zero()) return kNoPageLimit;
+  const uint64_t pages = limit.value() / page_size.value();
+  if (pages > 0) return pages;
+  return absl::InvalidArgumentError(
+      absl::StrCat("a ", name, " of ", limit.value(),
+                   " bytes does not hold one page of ", page_size.value()));
+}
+
+}  // namespace
+
+absl::Status DeviceMemory::Impl::SetLimit(Bytes limit) {
+  const uint64_t pages = limit.value() / page_size_.value();
+  if (pages == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a limit of ", limit.value(),
+                     " bytes does not hold one page of ", page_size_.value()));
+  }
+  MutexLock lock(&mutex_);
+  backing_.pool().SetLimit(pages);
+  ++limits_set_;
+  AfterMutation();
+  freed_.NotifyAll();
+  return absl::OkStatus();
+}
+
+absl::Status DeviceMemory::Impl::SetOwnerLimits(OwnerId owner,
+                                                const OwnerLimits& limits) {
+  QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
+  OwnerPageLimits pages;
+  QUIRE_ASSIGN_OR_RETURN(pages.soft,
+                         LimitInPages("soft limit", limits.soft, page_size_));
+  QUIRE_ASSIGN_OR_RETURN(pages.hard,
+                         LimitInPages("hard limit", limits.hard, page_size_));
+  pages.reserved = PagesFor(limits.reserved_minimum, page_size_).value();
+  if (!limits.soft.zero() && pages.soft > pages.hard) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a soft limit of ", limits.soft.value(),
+        " bytes is above the hard limit of ", limits.hard.value()));
+  }
+  if (pages.reserved > pages.hard) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a reserved minimum of ", limits.reserved_minimum.value(),
+        " bytes is above the hard limit of ", limits.hard.value()));
+  }
+  MutexLock lock(&mutex_);
+  QUIRE_RETURN_IF_ERROR(backing_.SetOwnerLimits(owner, pages));
+  ++limits_set_;
+  AfterMutation();
+  freed_.NotifyAll();
+  return absl::OkStatus();
+}
+
+OwnerStatistics DeviceMemory::Impl::GetOwnerStatistics(OwnerId owner) {
+  if (!CheckOwner(owner).ok()) return {.owner = owner};
+  MutexLock lock(&mutex_);
+  return StatisticsOf(owner);
+}
+
+std::vector<OwnerStatistics> DeviceMemory::Impl::GetOwnerStatistics() {
+  MutexLock lock(&mutex_);
+  std::vector<OwnerStatistics> all;
+  const auto& accounts = backing_.accounts().owners().accounts();
+  for (uint32_t id = 0; id < accounts.size(); ++id) {
+    if (accounts[id].linked) all.push_back(StatisticsOf(OwnerId(id)));
+  }
+  return all;
+}
+
+OwnerStatistics DeviceMemory::Impl::StatisticsOf(OwnerId owner) {
+  const OwnerAccount& account = backing_.owners().AccountOf(owner);
+  const OwnerPageLimits& limits = account.limits;
+  const auto limit_bytes = [&](uint64_t pages) {
+    return pages == kNoPageLimit ? Bytes(0) : PageBytes(pages);
+  };
+  const auto beyond = [&](uint64_t limit) {
+    return PageBytes(CheckedSubtract(account.live, limit).value_or(0));
+  };
+  OwnerStatistics statistics;
+  statistics.owner = owner;
+  statistics.own_live = PageBytes(account.own);
+  statistics.live = PageBytes(account.live);
+  statistics.peak_live = PageBytes(account.peak);
+  statistics.limits = {.soft = limit_bytes(limits.soft),
+                       .hard = limit_bytes(limits.hard),
+                       .reserved_minimum = PageBytes(limits.reserved)};
+  statistics.hard_room = PageBytes(backing_.owners().HardRoom(owner));
+  statistics.allowance =
+      PageBytes(backing_.owners().Allowance(owner, backing_.capacity()));
+  statistics.over_soft = beyond(limits.soft);
+  statistics.over_hard = beyond(limits.hard);
+  return statistics;
+}
+
+}  // namespace quire

@@ -1,0 +1,216 @@
+// What DeviceMemory does when memory is short: ask the reclaimers, wait for
+// what cools, and say why that was not enough.
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "alloc/device_memory_impl.h"
+#include "quire/alloc/verdict.h"
+
+namespace quire {
+namespace {
+
+// There is no driver call that waits for the first of several fences, and to
+// wait for one of them would let a slow stream hold up every other: so they are
+// asked in turn, at intervals that grow from the first figure to the second.
+constexpr std::chrono::microseconds kFirstPollInterval(20);
+constexpr std::chrono::microseconds kLastPollInterval(500);
+
+}  // namespace
+
+// ---- Relief -----------------------------------------------------------------
+
+bool DeviceMemory::Impl::Relieve(uint64_t wanted, ReliefState* state) {
+  if (!state->asked_reclaimers &&
+      AskReclaimers(wanted, /*cooling=*/false, *state)) {
+    state->asked_reclaimers = true;
+    return true;
+  }
+  // What reclaimers gave may be cooling: it comes before asking for more.
+  if (state->may_wait) {
+    AskReclaimers(wanted, /*cooling=*/true, *state);
+    if (WaitForCooling(state->freed_before)) {
+      state->asked_reclaimers = false;
+      return true;
+    }
+  }
+  return state->asked_reclaimers &&
+         AskReclaimers(wanted, /*cooling=*/false, *state);
+}
+
+bool DeviceMemory::Impl::RelieveOwner(const CommitAttempt& attempt,
+                                      const ReliefState& state) {
+  // Nothing to wait for: what cools is nobody's already.
+  for (const bool cooling : {false, true}) {
+    if (cooling && !state.may_wait) break;
+    if (attempt.limited_by) {
+      AskForPagesOf(*attempt.limited_by, attempt.missing, cooling);
+      if (HasProgressed(state)) return true;
+    } else if (AskReclaimers(attempt.missing, cooling, state)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool DeviceMemory::Impl::AskReclaimers(uint64_t wanted, bool cooling,
+                                       const ReliefState& state) {
+  uint64_t given = 0;
+  for (const OwnerExcess& over : OwnersOverSoftLimit()) {
+    if (given >= wanted) break;
+    given += AskForPagesOf(over.owner, std::min(over.pages, wanted - given),
+                           cooling);
+  }
+  if (given < wanted) {
+    AskEach(wanted - given, [&](PageReclaimer* reclaimer, PageCount pages) {
+      if (cooling) {
+        reclaimer->ReclaimCooling(pages);
+      } else {
+        reclaimer->Reclaim(pages);
+      }
+    });
+  }
+  return HasProgressed(state);
+}
+
+uint64_t DeviceMemory::Impl::AskForPagesOf(OwnerId owner, uint64_t wanted,
+                                           bool cooling) {
+  return AskEach(wanted, [&](PageReclaimer* reclaimer, PageCount pages) {
+    reclaimer->ReclaimFrom(owner, pages, cooling);
+  });
+}
+
+uint64_t DeviceMemory::Impl::AskEach(uint64_t wanted, const Ask& ask) {
+  // Counted here and not by what reclaimers say, so that one that promises and
+  // does not give cannot keep a commit going round.
+  const auto given_up = [this] {
+    MutexLock lock(&mutex_);
+    return backing_.pages_given_up();
+  };
+  const uint64_t before = given_up();
+  uint64_t given = 0;
+  reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
+    ask(reclaimer, PageCount(wanted - given));
+    given = given_up() - before;
+    return given < wanted;
+  });
+  return given;
+}
+
+bool DeviceMemory::Impl::HasProgressed(const ReliefState& state) const {
+  MutexLock lock(&mutex_);
+  // A page under several slots comes with the last of them: each slot given up
+  // is a step on the way.
+  return backing_.slots_given_up() != state.given_up_before ||
+         limits_set_ != state.limits_set_before;
+}
+
+std::vector<DeviceMemory::Impl::OwnerExcess>
+DeviceMemory::Impl::OwnersOverSoftLimit() const {
+  std::vector<OwnerExcess> over;
+  MutexLock lock(&mutex_);
+  const auto& accounts = backing_.accounts().owners().accounts();
+  for (uint32_t id = 0; id < accounts.size(); ++id) {
+    const auto excess =
+        CheckedSubtract(accounts[id].live, accounts[id].limits.soft);
+    if (excess.value_or(0) > 0) over.push_back({OwnerId(id), *excess});
+  }
+  return over;
+}
+
+bool DeviceMemory::Impl::WaitForCooling(uint64_t freed_before) {
+  MutexLock lock(&mutex_);
+  for (auto interval = kFirstPollInterval;;
+       interval = std::min(interval * 2, kLastPollInterval)) {
+    HarvestAll();
+    if (FreedSoFar() != freed_before) {
+      AfterMutation();
+      freed_.NotifyAll();
+      return true;
+    }
+    if (!backing_.CanCool()) return false;
+    freed_.WaitFor(&mutex_, interval);
+  }
+}
+
+// ---- Errors -----------------------------------------------------------------
+
+OutOfMemoryVerdict DeviceMemory::Impl::DescribeShortage(PageCount pages,
+                                                        OwnerId owner) {
+  ShortageFacts facts;
+  facts.requested = PageBytes(pages.value());
+  facts.reclaimable = PageBytes(reclaimers_.Reclaimable().value());
+  facts.device_total = device_total_;
+  facts.headroom = headroom_;
+  // Where the driver does not say, the device is taken to have what the pool
+  // may still grow by: the verdict then rests on the pool's own numbers.
+  const absl::StatusOr<DeviceMemoryInfo> info = driver_->GetMemoryInfo(device_);
+  {
+    MutexLock lock(&mutex_);
+    const PagePool& pool = backing_.pool();
+    facts.limit = PageBytes(pool.limit());
+    facts.in_use = PageBytes(pool.in_use());
+    facts.cached = PageBytes(pool.cached());
+    facts.cooling = PageBytes(backing_.accounts().cooling());
+    // Less than a page of free memory is none.
+    facts.device_free = PageBytes(
+        info.ok() ? info->free.value() / page_size_.value() : pool.growable());
+    DescribeOwners(pages, owner, &facts);
+  }
+  return DiagnoseShortage(std::move(facts));
+}
+
+void DeviceMemory::Impl::DescribeOwners(PageCount pages, OwnerId owner,
+                                        ShortageFacts* facts) {
+  OwnerAccounts& owners = backing_.owners();
+  const uint64_t capacity = backing_.capacity();
+  const auto refusal = owners.CheckGrowth(owner, pages.value(), capacity);
+  if (refusal && refusal->limited_by) {
+    const OwnerAccount& account = owners.AccountOf(*refusal->limited_by);
+    facts->owner_limit =
+        OwnerShortage{owners_->Name(*refusal->limited_by),
+                      PageBytes(account.limits.hard), PageBytes(account.live)};
+  }
+  facts->allowance = PageBytes(owners.Allowance(owner, capacity));
+  facts->reserved_for_others = PageBytes(owners.ReservedForOthers(owner));
+  const std::vector<OwnerAccount>& accounts = owners.accounts();
+  for (uint32_t id = 0; id < accounts.size(); ++id) {
+    if (accounts[id].own == 0) continue;
+    facts->owners.emplace_back(owners_->Name(OwnerId(id)),
+                               PageBytes(accounts[id].own));
+  }
+}
+
+absl::Status DeviceMemory::Impl::OutOfMemory(const Shortage& shortage) {
+  const auto& [owner, pages, kind, cause] = shortage;
+  OutOfMemoryVerdict verdict = DescribeShortage(PageCount(pages), owner);
+  if (kind == CommitAttempt::Shortage::kMappings) {
+    verdict.kind = ShortageKind::kMappings;
+    verdict.advice = absl::StrCat(
+        "use larger pages, or allow the process more mappings; the driver "
+        "says: ",
+        cause.message());
+  }
+  return verdict.ToStatus();
+}
+
+absl::Status DeviceMemory::Impl::OutOfAddresses(PageCount pages) const {
+  OutOfMemoryVerdict verdict;
+  verdict.kind = ShortageKind::kAddressSpace;
+  verdict.requested = PageBytes(pages.value());
+  verdict.device_total = device_total_;
+  MutexLock lock(&mutex_);
+  verdict.limit = PageBytes(addresses_->total_pages());
+  verdict.free = PageBytes(addresses_->free_pages());
+  verdict.largest_possible = PageBytes(addresses_->largest_free_run());
+  verdict.cooling = PageBytes(backing_.accounts().cooling());
+  verdict.advice =
+      "reserve more addresses at start (address_space), or shorter ranges; "
+      "this is not lack of memory";
+  return verdict.ToStatus();
+}
+
+}  // namespace quire

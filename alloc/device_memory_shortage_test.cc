@@ -1,0 +1,225 @@
+// What DeviceMemory does when pages are short: whom it asks, what it waits for,
+// and what it says in the end.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "alloc/testing/device_memory_fixture.h"
+#include "alloc/testing/fake_reclaimer.h"
+#include "quire/alloc/verdict.h"
+
+namespace quire {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using DeviceMemoryShortageTest = DeviceMemoryFixture;
+
+TEST_F(DeviceMemoryShortageTest, AFailedCommitChangesNothing) {
+  AddressRange* const range = Reserve(kLimitPages + 1);
+  ASSERT_TRUE(Commit(range, 3, 2).ok());
+  const DeviceMemoryStatistics before = memory_->GetStatistics();
+  EXPECT_EQ(Commit(range, 0, kLimitPages + 1).code(),
+            absl::StatusCode::kResourceExhausted);
+  const DeviceMemoryStatistics after = memory_->GetStatistics();
+  EXPECT_EQ(Committed(range, 0, kLimitPages + 1), 2u);
+  EXPECT_EQ(after.in_use, before.in_use);
+  EXPECT_EQ(after.cached, before.cached);
+  EXPECT_EQ(after.commits, before.commits);
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryShortageTest, TheLimitIsToldApartFromTheDevice) {
+  AddressRange* const range = Reserve(kLimitPages + 1);
+  ASSERT_TRUE(Commit(range, 0, kLimitPages).ok());
+  const absl::Status status = Commit(range, kLimitPages, 1);
+  const auto verdict = OutOfMemoryVerdict::FromStatus(status);
+  ASSERT_TRUE(verdict.has_value()) << status;
+  EXPECT_EQ(verdict->kind, ShortageKind::kLimit);
+  EXPECT_EQ(verdict->requested, kPage);
+  EXPECT_EQ(verdict->limit.value(), kLimitPages * kPageBytes);
+  EXPECT_EQ(verdict->device_total.value(), kDevicePages * kPageBytes);
+  ASSERT_EQ(verdict->owners.size(), 1u);
+  EXPECT_EQ(verdict->owners[0].first, "weights");
+  EXPECT_EQ(verdict->owners[0].second.value(), kLimitPages * kPageBytes);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("(limit)"));
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryShortageTest, WhatAnotherProcessHoldsIsToldApart) {
+  // Pages that this pool does not know of.
+  std::vector<PageHandle> foreign;
+  for (uint64_t i = 0; i < kDevicePages - 4; ++i) {
+    foreign.push_back(*driver_->CreatePage(DeviceId(0), kPage));
+  }
+  AddressRange* const range = Reserve(6);
+  const absl::Status status = Commit(range, 0, 6);
+  const auto verdict = OutOfMemoryVerdict::FromStatus(status);
+  ASSERT_TRUE(verdict.has_value()) << status;
+  EXPECT_EQ(verdict->kind, ShortageKind::kOtherProcess);
+  EXPECT_EQ(verdict->free.value(), 4 * kPageBytes);
+  EXPECT_EQ(memory_->GetStatistics().in_use, Bytes(0));
+  for (const PageHandle page : foreign) {
+    ASSERT_TRUE(driver_->ReleasePage(page).ok());
+  }
+  EXPECT_TRUE(Commit(range, 0, 6).ok());
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryShortageTest, KernelMappingsAreToldApart) {
+  if (driver_->name() != "host") GTEST_SKIP() << "only HostDriver counts them";
+  HostDriverOptions options = DriverOptions();
+  options.mapping_limit = 12;
+  MakeDriver(options);
+  MakeMemory(Options());
+  AddressRange* const range = Reserve(kLimitPages);
+  absl::Status status;
+  uint64_t committed = 0;
+  for (uint64_t i = 0; i < kLimitPages && status.ok(); i += 2) {
+    status = Commit(range, i, 1);
+    if (status.ok()) ++committed;
+  }
+  const auto verdict = OutOfMemoryVerdict::FromStatus(status);
+  ASSERT_TRUE(verdict.has_value()) << status;
+  EXPECT_EQ(verdict->kind, ShortageKind::kMappings);
+  EXPECT_THAT(verdict->advice, HasSubstr("kernel mappings"));
+  EXPECT_EQ(memory_->GetStatistics().live.value(), committed * kPageBytes);
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryShortageTest, ReclaimersAreAskedForWhatIsMissingInOrder) {
+  AddressRange* const first = Reserve(3);
+  AddressRange* const second = Reserve(kLimitPages - 3);
+  ASSERT_TRUE(Commit(first, 0, 3).ok());
+  ASSERT_TRUE(Commit(second, 0, kLimitPages - 3).ok());
+  FakeReclaimer a(memory_.get(), first);
+  FakeReclaimer b(memory_.get(), second);
+  memory_->AddReclaimer(&a);
+  memory_->AddReclaimer(&b);
+  AddressRange* const range = Reserve(5);
+  ASSERT_TRUE(Commit(range, 0, 5).ok());
+  EXPECT_THAT(a.asked_, ::testing::ElementsAre(5u));
+  EXPECT_THAT(b.asked_, ::testing::ElementsAre(2u));
+  // Trim counts what reclaimers hold as cached.
+  EXPECT_EQ(memory_->Trim(PageCount(kLimitPages)), PageCount(0));
+  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(kLimitPages - 5));
+  memory_->RemoveReclaimer(&a);
+  memory_->RemoveReclaimer(&b);
+  for (AddressRange* const each : {first, second, range}) {
+    memory_->ReleaseRange(each, Fence());
+  }
+}
+
+TEST_F(DeviceMemoryShortageTest, ReclaimersAreNotAskedForWhatCanStillBeCreated) {
+  AddressRange* const held = Reserve(3);
+  ASSERT_TRUE(Commit(held, 0, 3).ok());
+  FakeReclaimer reclaimer(memory_.get(), held);
+  memory_->AddReclaimer(&reclaimer);
+  AddressRange* const range = Reserve(kLimitPages - 2);
+  ASSERT_TRUE(Commit(range, 0, kLimitPages - 2).ok());
+  EXPECT_THAT(reclaimer.asked_, ::testing::ElementsAre(1u));
+  memory_->RemoveReclaimer(&reclaimer);
+  memory_->ReleaseRange(held, Fence());
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryShortageTest, AShortageCanBeSeenAndDescribedBeforeACommit) {
+  AddressRange* const held = Reserve(3);
+  AddressRange* const range = Reserve(kLimitPages - 3);
+  ASSERT_TRUE(Commit(held, 0, 3).ok());
+  ASSERT_TRUE(Commit(range, 0, kLimitPages - 3).ok());
+  EXPECT_EQ(memory_->ReclaimablePages(), PageCount(0));
+  FakeReclaimer reclaimer(memory_.get(), held);
+  memory_->AddReclaimer(&reclaimer);
+  EXPECT_EQ(memory_->ReclaimablePages(), PageCount(3));
+  const absl::Status status = memory_->DescribeShortage(PageCount(4));
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  const auto verdict = OutOfMemoryVerdict::FromStatus(status);
+  ASSERT_TRUE(verdict.has_value()) << status;
+  EXPECT_EQ(verdict->requested, Bytes(4 * kPageBytes));
+  EXPECT_THAT(reclaimer.asked_, IsEmpty());
+  memory_->RemoveReclaimer(&reclaimer);
+  memory_->ReleaseRange(held, Fence());
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryShortageTest, WhatReclaimersGiveMayStillBeCooling) {
+  AddressRange* const held = Reserve(kLimitPages);
+  ASSERT_TRUE(Commit(held, 0, kLimitPages).ok());
+  const StreamId stream = MakeStream();
+  Gate gate(driver_.get(), stream);
+  FakeReclaimer reclaimer(memory_.get(), held);
+  reclaimer.fence_ = FenceOn(stream);
+  memory_->AddReclaimer(&reclaimer);
+  gate.OpenAfter(std::chrono::milliseconds(20));
+  AddressRange* const range = Reserve(5);
+  EXPECT_TRUE(Commit(range, 0, 5).ok());
+  // No more was taken than was missing, however long it took to cool.
+  EXPECT_THAT(reclaimer.asked_, ::testing::ElementsAre(5u));
+  memory_->RemoveReclaimer(&reclaimer);
+  memory_->ReleaseRange(held, Fence());
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryShortageTest, MoreThanTheLimitEmptiesNobodysCache) {
+  AddressRange* const held = Reserve(4);
+  ASSERT_TRUE(Commit(held, 0, 4).ok());
+  FakeReclaimer reclaimer(memory_.get(), held);
+  memory_->AddReclaimer(&reclaimer);
+  AddressRange* const range = Reserve(kLimitPages + 1);
+  EXPECT_FALSE(Commit(range, 0, kLimitPages + 1).ok());
+  EXPECT_THAT(reclaimer.asked_, IsEmpty());
+  memory_->RemoveReclaimer(&reclaimer);
+  memory_->ReleaseRange(held, Fence());
+  memory_->ReleaseRange(range, Fence());
+}
+
+class EmptyPromises : public PageReclaimer {
+ public:
+  PageCount Reclaim(PageCount wanted) override { return wanted; }
+  PageCount Reclaimable() const override { return PageCount(UINT64_MAX); }
+  std::string ReclaimerName() const override { return "promises"; }
+};
+
+TEST_F(DeviceMemoryShortageTest, AReclaimerThatPromisesAndDoesNotGiveEndsInAnError) {
+  AddressRange* const range = Reserve(kLimitPages + 1);
+  ASSERT_TRUE(Commit(range, 0, kLimitPages).ok());
+  EmptyPromises promises;
+  EmptyPromises more_promises;
+  memory_->AddReclaimer(&promises);
+  memory_->AddReclaimer(&more_promises);
+  const auto verdict =
+      OutOfMemoryVerdict::FromStatus(Commit(range, kLimitPages, 1));
+  ASSERT_TRUE(verdict.has_value());
+  EXPECT_EQ(verdict->kind, ShortageKind::kFragmentation);
+  memory_->RemoveReclaimer(&promises);
+  memory_->RemoveReclaimer(&more_promises);
+  memory_->ReleaseRange(range, Fence());
+}
+
+TEST_F(DeviceMemoryShortageTest, TryCommitDoesNotWait) {
+  const StreamId stream = MakeStream();
+  Gate gate(driver_.get(), stream);
+  AddressRange* const old = Reserve(kLimitPages);
+  ASSERT_EQ(Commit(old, 0, kLimitPages), absl::OkStatus());
+  memory_->ReleaseRange(old, FenceOn(stream));
+  AddressRange* const range = Reserve(2);
+  const auto try_commit = [&] {
+    return memory_->TryCommit(range, PageCount(0), PageCount(2));
+  };
+  EXPECT_EQ(try_commit().code(), absl::StatusCode::kResourceExhausted);
+  gate.Open();
+  ASSERT_EQ(driver_->SynchronizeStream(stream), absl::OkStatus());
+  EXPECT_EQ(try_commit(), absl::OkStatus());
+  EXPECT_EQ(Committed(range, 0, 2), 2u);
+  memory_->ReleaseRange(range, Fence());
+}
+
+}  // namespace
+}  // namespace quire
