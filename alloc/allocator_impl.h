@@ -1,35 +1,42 @@
 // The state of a DeviceAllocator and the paths through it.
 //
-//   allocator.cc          allocate and free
+//   allocator.cc          the fast paths, and the public face
+//   allocator_allocate.cc allocations that miss
+//   allocator_free.cc     frees that miss; streams
 //   allocator_reclaim.cc  giving memory back: polling, Reclaim, Trim, the end
 //   allocator_report.cc   statistics, verdicts, checks
 //
-// SpanHeap knows what memory is used as; the free lists here know when it may
-// be used again. A cooling block is in exactly one place: in the free list of
-// the stream it was freed on, or, where several streams use it, in
-// shared_cooling_. Blocks that are free are the heap's.
+// A small block is in one of four places: with a caller (live), in a cache of a
+// thread, in a free list of the stream it was freed on (cooling), or free in
+// its slab. A block that several streams use cools in shared_cooling_.
+// OwnerHeap knows the blocks of one owner; ThreadCache those that one thread
+// may hand out without a lock.
 //
-// One lock guards everything. Under it no fence is waited for and no page is
-// committed: DeviceMemory::Commit may wait, and may call Reclaim, which takes
-// this lock. Recording an event and unmapping ranges happens under it; both
-// only queue work or edit tables. DeviceMemory's lock is inside this one.
+// One lock guards everything but the caches. Under it no fence is waited for,
+// no reclaimer asked and no hook called: pages are gathered before it is taken
+// (DeviceMemory::Gather may call Reclaim, which takes it). Mapping, recording
+// an event and unmapping happen under it; all edit tables or queue work. The
+// lock of DeviceMemory is inside this one.
 
 #ifndef QUIRE_ALLOC_ALLOCATOR_IMPL_H_
 #define QUIRE_ALLOC_ALLOCATOR_IMPL_H_
 
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/owner_heap.h"
 #include "alloc/size_classes.h"
 #include "alloc/span.h"
-#include "alloc/span_heap.h"
-#include "alloc/stream_free_list.h"
+#include "alloc/span_table.h"
+#include "alloc/thread_cache.h"
+#include "alloc/thread_cache_index.h"
 #include "quire/alloc/allocator.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/event_trace.h"
@@ -40,9 +47,13 @@
 
 namespace quire {
 
-class DeviceAllocator::Impl : public PageReclaimer {
+class DeviceAllocator::Impl final : public PageReclaimer,
+                                    public ThreadCacheHome {
  public:
-  Impl(DeviceMemory* memory, const DeviceAllocatorOptions& options);
+  // The table may be null where the host had no memory for it; then every
+  // allocation says so.
+  Impl(DeviceMemory* memory, const DeviceAllocatorOptions& options,
+       absl::StatusOr<std::unique_ptr<SpanTable>> spans);
   ~Impl() override;
 
   absl::StatusOr<DeviceAddress> Allocate(Bytes size,
@@ -52,7 +63,7 @@ class DeviceAllocator::Impl : public PageReclaimer {
   std::optional<AllocationInfo> Find(DeviceAddress address) const;
   Bytes Trim(Bytes keep);
   AllocatorStatistics GetStatistics() const;
-  Bytes GetLargestPossible() const;
+  Bytes GetLargestPossible(OwnerId owner);
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
   absl::Status CheckInvariants() const;
 
@@ -61,6 +72,9 @@ class DeviceAllocator::Impl : public PageReclaimer {
   PageCount ReclaimCooling(PageCount wanted) override;
   PageCount Reclaimable() const override;
   std::string ReclaimerName() const override;
+
+  // ThreadCacheHome
+  void TakeCacheBack(ThreadCache* cache) override;
 
  private:
   struct Request {
@@ -75,80 +89,118 @@ class DeviceAllocator::Impl : public PageReclaimer {
     Fence fence;
     std::vector<StreamId> streams;
   };
-  using FreeLists = std::vector<std::unique_ptr<StreamFreeList>>;
+  // What the record of a slot has no room for.
+  struct SpecialBlock {
+    std::vector<StreamId> streams;  // that were recorded
+  };
 
-  // ---- allocator.cc ----
+  // ---- allocator_allocate.cc ----
+  absl::StatusOr<DeviceAddress> AllocateSlow(Bytes size,
+                                             const AllocateOptions& options)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<DeviceAddress> AllocateSmall(int size_class,
                                               const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<DeviceAddress> AllocateLarge(const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // A slot of a new slab; waits for pages that cool only if `wait`.
+  // A slot of a new slab of `pages` pages; waits for pages that cool only if
+  // `wait`.
   absl::StatusOr<DeviceAddress> AllocateInNewSlab(int size_class,
+                                                  PageCount pages,
                                                   const Request& request,
                                                   bool wait)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whole new pages.
-  absl::StatusOr<DeviceAddress> AllocateNewRange(PageCount pages,
-                                                 const Request& request,
-                                                 bool wait)
+  absl::StatusOr<DeviceAddress> AllocateNewRange(uint64_t bytes,
+                                                 const Request& request)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Pages that nobody has a use for come back before new ones are made, so that
+  // the footprint follows what is live.
+  void RecyclePages(uint64_t wanted, OwnerHeap* heap)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The error of a range that could not be made.
+  absl::Status DescribeRefusal(PageCount pages,
+                               const absl::Status& refusal) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether so many pages are there that nobody has a use for. A guess: what
   // others would give back, or the driver not give at all, is not known here.
   bool HasRoom(PageCount pages) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // New addresses with pages under all of them.
-  absl::StatusOr<AddressRange*> NewRange(PageCount pages, OwnerId owner,
-                                         Bytes alignment, bool wait)
-      ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The hit paths: memory that is mapped already, no driver call.
-  std::optional<Block> TakeSlot(int size_class, StreamId stream)
+  // Memory that is mapped already, no driver call.
+  std::optional<Block> TakeSlot(OwnerHeap* heap, int size_class,
+                                StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<Block> TakeRange(uint64_t pages, const Request& request)
+  std::optional<Block> TakeRange(OwnerHeap* heap, uint64_t bytes,
+                                 const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Where there is nothing better: a free slot of this class or a larger one; a
-  // part of a longer range that the stream freed, the rest of which cools on.
-  std::optional<Block> TakeSlotOfAnyClass(int least, const Request& request)
+  // Where there is nothing better: a free slot of this class or a larger one,
+  // or room between large allocations.
+  std::optional<Block> TakeAnyRoom(OwnerHeap* heap, int least,
+                                   const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<Block> TakePartOfOwnRange(uint64_t pages,
+  // A part of a longer range that the stream freed, the rest of which cools on.
+  std::optional<Block> TakePartOfOwnRange(OwnerHeap* heap, uint64_t bytes,
                                           const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Describes, counts and traces a block that was just taken.
   DeviceAddress Publish(Block block, const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Slots of the class for the thread's next requests, as far as they are
+  // there.
+  void Refill(ThreadCache* cache, int size_class)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  OwnerHeap* HeapOf(OwnerId owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The cache of the calling thread, made at need: null where it is to have
+  // none, or the stream does not exist.
+  ThreadCache* CacheOf(OwnerHeap* heap, StreamId stream)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  uint32_t IndexOfStream(StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // ---- allocator_free.cc ----
+  absl::Status FreeSlow(DeviceAddress address, StreamId stream)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Through the cache of the calling thread, where there is one and it will do.
+  absl::Status FreeBlock(Block block, StreamId stream, ThreadCache* cache)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes room in the cache. False where the block is none for it.
+  bool FreeInto(ThreadCache* cache, Block block)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The live block that starts at `address`, or why there is none.
   absl::StatusOr<Block> LocateLive(DeviceAddress address) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Where the list of the stream stands, or would stand, in free_lists_.
-  FreeLists::iterator FreeListPosition(StreamId stream)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Null where nothing that was freed on the stream is cooling.
-  StreamFreeList* FindFreeList(StreamId stream)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes the list at need, after checking that the stream exists.
-  absl::StatusOr<StreamFreeList*> GetFreeList(StreamId stream)
+  absl::StatusOr<StreamFreeList*> GetFreeList(OwnerHeap* heap, StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What a free must wait for: the streams recorded, and the one named.
-  std::vector<StreamId> StreamsOf(Block block, StreamId freed_on) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
+  absl::Status CheckStream(StreamId stream) const;
   // A live block cools, or is free at once where nothing is to be waited for.
   absl::Status CoolOnStream(Block block, StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CoolOnStreams(Block block, std::vector<StreamId> streams)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PushCooling(StreamFreeList* list, Block block)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- allocator_reclaim.cc ----
+  // What threads have cached goes to the heaps, where it is free for everybody
+  // or cools. Returns whether there was anything.
+  bool FlushCaches() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReturnSlots(const ThreadCache& cache,
+                   const std::vector<CachedSlot>& slots) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Records events for what was freed without one, as far as the driver does.
   void CloseBatches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees what has cooled, without blocking.
   void Poll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All that was freed, as far as it can be known without waiting.
+  void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether waiting can free a slot of this class or a larger one: one cools on
   // a stream that the driver can still speak for.
-  bool CanAwaitSlot(int least) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool CanAwaitSlot(const OwnerHeap& heap, int least) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t ReleaseFree(uint64_t wanted, OwnerHeap* first)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Give memory that nobody holds to the pool while it cools.
-  uint64_t ReleaseCoolingRanges(StreamFreeList* list, uint64_t wanted)
+  uint64_t ReleaseCoolingRanges(OwnerHeap* heap, StreamFreeList* list,
+                                uint64_t wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ReleaseSharedRanges(uint64_t wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -166,33 +218,53 @@ class DeviceAllocator::Impl : public PageReclaimer {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The pool's verdict, with what the allocator alone knows.
   OutOfMemoryVerdict Diagnose(const Request& request,
-                              OutOfMemoryVerdict verdict) const
+                              OutOfMemoryVerdict verdict)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The error for a request above the pool's limit, else OK.
   absl::Status CheckAgainstLimit(const Request& request) const;
   void Trace(TraceAction action, OwnerId owner, DeviceAddress address,
-             Bytes size) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+             Bytes size) const;
+  // Counts what goes through a heap, not through a cache.
+  void CountAllocation(OwnerHeap* heap, uint64_t allocated, uint64_t requested)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountFree(OwnerHeap* heap, uint64_t allocated, uint64_t requested)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The peak of requested bytes up to now. Exact where one thread allocates on
+  // one stream; else at most the sum of the peaks of each.
+  void UpdatePeak() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t RequestedOf(Block block) const;
+  AllocationInfo InfoOf(Block block) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After every mutation, in checking builds.
   void CheckAfterMutation() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckAfterFastPath() const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CheckInvariantsLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckCooling() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckLive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   DeviceMemory* const memory_;
   const DeviceAllocatorOptions options_;
   const SizeClasses classes_;
+  const std::vector<uint64_t> slot_sizes_;  // by class
+  const uint64_t cache_byte_limit_;
+  const uint64_t number_;  // of this allocator, in this process
+  const absl::Status table_error_;
+  const std::unique_ptr<SpanTable> spans_;  // Find needs no lock, all else does
+  const std::shared_ptr<ThreadCacheAnchor> anchor_;
 
   mutable Mutex mutex_;
-  SpanHeap heap_ ABSL_GUARDED_BY(mutex_);
-  FreeLists free_lists_ ABSL_GUARDED_BY(mutex_);  // in order of StreamId
-  // The list used last: programs stay on a stream for many calls.
-  StreamFreeList* recent_list_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  MappedTotal mapped_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<OwnerHeap>> heaps_ ABSL_GUARDED_BY(mutex_);
+  std::vector<OwnerHeap*> heap_of_owner_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<ThreadCache>> caches_ ABSL_GUARDED_BY(mutex_);
+  // Streams by the index that records of slots have.
+  std::vector<StreamId> streams_ ABSL_GUARDED_BY(mutex_);
   std::vector<SharedCooling> shared_cooling_ ABSL_GUARDED_BY(mutex_);
-  // Further streams of live blocks that are marked as shared.
-  std::map<DeviceAddress, std::vector<StreamId>> recorded_streams_
-      ABSL_GUARDED_BY(mutex_);
-  uint64_t total_allocations_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t total_frees_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<uint64_t, SpecialBlock> special_
+      ABSL_GUARDED_BY(mutex_);  // by address
   uint64_t failed_allocations_ ABSL_GUARDED_BY(mutex_) = 0;
+  mutable int64_t peak_requested_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -5,38 +5,103 @@
 
 namespace quire {
 
+// ---- The caches of threads --------------------------------------------------
+
+// The state is the same before and after, but for the place of free slots.
+bool DeviceAllocator::Impl::FlushCaches() const {
+  uint64_t cached = 0;
+  for (const auto& cache : caches_) cached += cache->cached_bytes();
+  if (cached == 0) return false;
+  StopCaches(caches_);
+  std::vector<CachedSlot> slots;
+  for (const auto& cache : caches_) {
+    slots.clear();
+    cache->Drain(/*half=*/false, &slots, slot_sizes_);
+    ReturnSlots(*cache, slots);
+  }
+  ResumeCaches(caches_);
+  return true;
+}
+
+void DeviceAllocator::Impl::ReturnSlots(
+    const ThreadCache& cache, const std::vector<CachedSlot>& slots) const {
+  OwnerHeap* const heap = cache.heap();
+  StreamFreeList* list = nullptr;
+  for (const CachedSlot& slot : slots) {
+    Span* const span = spans_->Find(DeviceAddress(slot.address()));
+    const Block block = {span,
+                         static_cast<uint32_t>(slot.record - span->records)};
+    if (slot.free_for_all()) {
+      heap->Free(block);
+      continue;
+    }
+    // The stream was there when the cache was made.
+    if (list == nullptr) list = heap->MakeFreeList(cache.stream());
+    heap->Cool(block);
+    list->Push(block);
+  }
+}
+
+void DeviceAllocator::Impl::TakeCacheBack(ThreadCache* cache) {
+  MutexLock lock(&mutex_);
+  UpdatePeak();
+  std::vector<CachedSlot> slots;
+  cache->Drain(/*half=*/false, &slots, slot_sizes_);
+  ReturnSlots(*cache, slots);
+  AllocationCounters& counters = cache->heap()->counters();
+  counters.requested_bytes += cache->counters().requested_bytes.load();
+  counters.live_bytes += cache->counters().live_bytes.load();
+  counters.allocations += cache->counters().allocations.load();
+  counters.frees += cache->counters().frees.load();
+  std::erase_if(caches_,
+                [cache](const auto& other) { return other.get() == cache; });
+  CheckAfterMutation();
+}
+
 // ---- What has cooled --------------------------------------------------------
 
 void DeviceAllocator::Impl::CloseBatches() {
-  for (const auto& list : free_lists_) {
-    // A batch that stays open is nobody's but its stream's.
-    (void)list->CloseBatch();
+  for (const auto& heap : heaps_) {
+    for (const auto& list : heap->free_lists()) {
+      // A batch that stays open is nobody's but its stream's.
+      (void)list->CloseBatch();
+    }
   }
 }
 
 void DeviceAllocator::Impl::Poll() {
   std::vector<Block> freed;
-  for (const auto& list : free_lists_) list->Poll(&freed);
+  for (const auto& heap : heaps_) {
+    for (const auto& list : heap->free_lists()) list->Poll(&freed);
+    heap->PollEndings();
+  }
   std::erase_if(shared_cooling_, [&freed](const SharedCooling& cooling) {
     if (!cooling.fence.IsComplete().value_or(false)) return false;
     freed.push_back(cooling.block);
     return true;
   });
-  for (const Block& block : freed) heap_.Free(block);
+  for (const Block& block : freed) block.span->heap->FinishCooling(block);
   // Programs come and go with their streams.
-  std::erase_if(free_lists_, [](const auto& list) { return list->empty(); });
-  recent_list_ = nullptr;
+  for (const auto& heap : heaps_) heap->DropEmptyFreeLists();
 }
 
-bool DeviceAllocator::Impl::CanAwaitSlot(int least) const {
-  for (const auto& list : free_lists_) {
+void DeviceAllocator::Impl::Collect() {
+  FlushCaches();
+  CloseBatches();
+  Poll();
+}
+
+bool DeviceAllocator::Impl::CanAwaitSlot(const OwnerHeap& heap,
+                                         int least) const {
+  for (const auto& list : heap.free_lists()) {
     if (list->progress() == StreamFreeList::Progress::kWaiting &&
         list->HoldsSlots(least)) {
       return true;
     }
   }
   for (const SharedCooling& cooling : shared_cooling_) {
-    if (cooling.block.span->size_class >= least &&
+    if (cooling.block.span->heap == &heap &&
+        cooling.block.span->size_class >= least &&
         cooling.fence.IsComplete().ok()) {
       return true;
     }
@@ -46,20 +111,33 @@ bool DeviceAllocator::Impl::CanAwaitSlot(int least) const {
 
 // ---- Giving back ------------------------------------------------------------
 
+uint64_t DeviceAllocator::Impl::ReleaseFree(uint64_t wanted, OwnerHeap* first) {
+  uint64_t given = first == nullptr ? 0 : first->ReleaseFree(wanted);
+  for (const auto& heap : heaps_) {
+    if (given >= wanted) break;
+    given += heap->ReleaseFree(wanted - given);
+  }
+  return given;
+}
+
 PageCount DeviceAllocator::Impl::Reclaim(PageCount wanted) {
   MutexLock lock(&mutex_);
+  FlushCaches();
   Poll();
-  const uint64_t given = heap_.ReleaseFree(wanted.value());
+  const uint64_t given = ReleaseFree(wanted.value(), nullptr);
   CheckAfterMutation();
   return PageCount(given);
 }
 
 PageCount DeviceAllocator::Impl::ReclaimCooling(PageCount wanted) {
   MutexLock lock(&mutex_);
+  FlushCaches();
   uint64_t given = 0;
   // So many of each stream, since nobody knows which of them is done first.
-  for (const auto& list : free_lists_) {
-    given += ReleaseCoolingRanges(list.get(), wanted.value());
+  for (const auto& heap : heaps_) {
+    for (const auto& list : heap->free_lists()) {
+      given += ReleaseCoolingRanges(heap.get(), list.get(), wanted.value());
+    }
   }
   given += ReleaseSharedRanges(wanted.value());
   // A slab may be of several streams, so that the slowest holds it up.
@@ -72,58 +150,66 @@ PageCount DeviceAllocator::Impl::ReclaimCooling(PageCount wanted) {
 
 PageCount DeviceAllocator::Impl::Reclaimable() const {
   MutexLock lock(&mutex_);
-  return PageCount(heap_.reclaimable_pages());
+  FlushCaches();
+  uint64_t pages = 0;
+  for (const auto& heap : heaps_) pages += heap->reclaimable_pages();
+  return PageCount(pages);
 }
 
 std::string DeviceAllocator::Impl::ReclaimerName() const {
   return "freed allocations";
 }
 
-uint64_t DeviceAllocator::Impl::ReleaseCoolingRanges(StreamFreeList* list,
+uint64_t DeviceAllocator::Impl::ReleaseCoolingRanges(OwnerHeap* heap,
+                                                     StreamFreeList* list,
                                                      uint64_t wanted) {
   std::vector<Span*> oldest_first(list->ranges().spans().begin(),
                                   list->ranges().spans().end());
   std::sort(oldest_first.begin(), oldest_first.end(),
             [](const Span* a, const Span* b) { return a->batch < b->batch; });
-  uint64_t given = 0;
+  const uint64_t before = heap->accounts().mapped_bytes;
+  const uint64_t enough = CheckedMultiply(wanted, memory_->page_size().value())
+                              .value_or(UINT64_MAX);
   for (Span* const span : oldest_first) {
-    if (given >= wanted) break;
+    if (before - heap->accounts().mapped_bytes >= enough) break;
     const std::optional<Fence> fence = list->FenceOf(span);
     if (!fence) continue;
-    given += span->pages;
     list->RemoveRange(span);
-    heap_.Release(span, *fence);
+    heap->Release(span, *fence);
   }
-  return given;
+  return (before - heap->accounts().mapped_bytes) /
+         memory_->page_size().value();
 }
 
 uint64_t DeviceAllocator::Impl::ReleaseSharedRanges(uint64_t wanted) {
-  uint64_t given = 0;
-  const auto release = [&](const SharedCooling& cooling)
-                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-                             Span* const span = cooling.block.span;
-                             if (!span->large() || given >= wanted)
-                               return false;
-                             given += span->pages;
-                             heap_.Release(span, cooling.fence);
-                             return true;
-                           };
-  std::erase_if(shared_cooling_, release);
-  return given;
+  const uint64_t before = mapped_.bytes;
+  const uint64_t page = memory_->page_size().value();
+  std::erase_if(
+      shared_cooling_,
+      [&](const SharedCooling& cooling) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        Span* const span = cooling.block.span;
+        if (!span->large() || (before - mapped_.bytes) / page >= wanted) {
+          return false;
+        }
+        span->heap->Release(span, cooling.fence);
+        return true;
+      });
+  return (before - mapped_.bytes) / page;
 }
 
 uint64_t DeviceAllocator::Impl::ReleaseCoolingSlabs(uint64_t wanted) {
   uint64_t given = 0;
-  for (size_t i = 0; i < heap_.spans().size() && given < wanted; ++i) {
-    Span* const span = heap_.spans()[i].get();
-    if (span == nullptr || span->free() || span->large() ||
+  const std::vector<Span*>& spans = spans_->spans();
+  for (size_t i = 0; i < spans.size() && given < wanted; ++i) {
+    Span* const span = spans[i];
+    if (span == nullptr || span->large() || span->cooling == 0 ||
         !span->reclaimable()) {
       continue;
     }
     const std::optional<Fence> fence = WithdrawSlab(span);
     if (!fence) continue;
-    given += span->pages;
-    heap_.Release(span, *fence);
+    given += span->whole_pages;
+    span->heap->Release(span, *fence);
   }
   return given;
 }
@@ -131,14 +217,13 @@ uint64_t DeviceAllocator::Impl::ReleaseCoolingSlabs(uint64_t wanted) {
 std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(const Span* slab) {
   std::vector<StreamFreeList*> lists;
   std::vector<StreamId> streams;
-  for (const auto& list : free_lists_) {
+  for (const auto& list : slab->heap->free_lists()) {
     if (list->CountSlots(slab) == 0) continue;
     lists.push_back(list.get());
     streams.push_back(list->stream());
   }
   const bool one_list_has_all =
-      lists.size() == 1 &&
-      lists.front()->CountSlots(slab) == slab->slab->cooling_count();
+      lists.size() == 1 && lists.front()->CountSlots(slab) == slab->cooling;
   if (!one_list_has_all) {
     for (const SharedCooling& cooling : shared_cooling_) {
       if (cooling.block.span != slab) continue;
@@ -168,12 +253,18 @@ std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(const Span* slab) {
 
 Bytes DeviceAllocator::Impl::Trim(Bytes keep) {
   MutexLock lock(&mutex_);
+  FlushCaches();
   Poll();
+  const auto cached = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    uint64_t bytes = 0;
+    for (const auto& heap : heaps_) bytes += heap->accounts().free_bytes;
+    return bytes;
+  };
   uint64_t given = 0;
-  while (heap_.accounts().cached_bytes > keep.value()) {
-    const Bytes beyond(heap_.accounts().cached_bytes - keep.value());
-    const uint64_t pages =
-        heap_.ReleaseFree(PagesFor(beyond, memory_->page_size()).value());
+  while (cached() > keep.value()) {
+    const uint64_t pages = ReleaseFree(
+        PagesFor(Bytes(cached() - keep.value()), memory_->page_size()).value(),
+        nullptr);
     if (pages == 0) break;
     given += pages;
   }
@@ -185,23 +276,48 @@ Bytes DeviceAllocator::Impl::Trim(Bytes keep) {
 // ---- The end ----------------------------------------------------------------
 
 DeviceAllocator::Impl::~Impl() {
+  {
+    MutexLock lock(&anchor_->mutex);
+    anchor_->home = nullptr;
+  }
   memory_->RemoveReclaimer(this);
+  if (spans_ == nullptr) return;
   MutexLock lock(&mutex_);
+  FlushCaches();
   std::vector<StreamId> streams;
-  for (const auto& list : free_lists_) streams.push_back(list->stream());
+  for (const auto& heap : heaps_) {
+    for (const auto& list : heap->free_lists()) {
+      streams.push_back(list->stream());
+    }
+  }
   for (const SharedCooling& cooling : shared_cooling_) {
     streams.insert(streams.end(), cooling.streams.begin(),
                    cooling.streams.end());
   }
-  for (const auto& [address, recorded] : recorded_streams_) {
-    streams.insert(streams.end(), recorded.begin(), recorded.end());
+  for (const auto& [address, special] : special_) {
+    streams.insert(streams.end(), special.streams.begin(),
+                   special.streams.end());
   }
-  for (const auto& span : heap_.spans()) {
-    if (span == nullptr || span->free()) continue;
-    for (uint32_t i = 0; i < span->slab->slot_count(); ++i) {
-      const Slot& slot = span->slab->slot(i);
-      if (slot.use == SlotUse::kLive) streams.push_back(slot.stream);
+  bool other_streams = false;
+  for (const Span* const span : spans_->spans()) {
+    if (span == nullptr || span->parked) continue;
+    if (span->large()) {
+      streams.push_back(span->stream);
+      continue;
     }
+    for (uint32_t i = 0; i < span->slot_count; ++i) {
+      const SlotRecord record = span->records[i].load();
+      if (record.use() != SlotUse::kLive) continue;
+      if (record.stream() == SlotRecord::kOtherStream) {
+        other_streams = true;
+      } else {
+        streams.push_back(streams_[record.stream()]);
+      }
+    }
+  }
+  if (other_streams) {
+    streams.insert(streams.end(), streams_.begin() + SlotRecord::kOtherStream,
+                   streams_.end());
   }
   std::sort(streams.begin(), streams.end());
   streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
@@ -214,7 +330,7 @@ DeviceAllocator::Impl::~Impl() {
       (void)memory_->driver()->SynchronizeStream(stream);
     }
   }
-  for (const auto& span : heap_.spans()) {
+  for (const Span* const span : spans_->spans()) {
     if (span == nullptr) continue;
     memory_->ReleaseRange(span->range, fence.value_or(Fence()));
   }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -17,14 +18,10 @@ double Ratio(uint64_t part, uint64_t whole) {
 
 // Checking builds walk everything after every mutation while that is cheap, and
 // after one in so many beyond.
-constexpr uint64_t kAllocationsCheckedAlways = 64;
+constexpr uint64_t kSpansCheckedAlways = 64;
 constexpr uint64_t kMutationsPerCheck = 64;
 
-AllocationInfo InfoOf(Block block) {
-  const Slot& slot = block.span->slab->slot(block.slot);
-  return {block.address(), slot.requested, block.size(), slot.stream,
-          slot.owner};
-}
+uint64_t NotNegative(int64_t n) { return n > 0 ? static_cast<uint64_t>(n) : 0; }
 
 }  // namespace
 
@@ -36,38 +33,129 @@ double AllocatorStatistics::external_fragmentation() const {
   return Ratio(mapped_bytes - live_bytes, mapped_bytes);
 }
 
+// ---- Accounts ---------------------------------------------------------------
+
+void DeviceAllocator::Impl::CountAllocation(OwnerHeap* heap, uint64_t allocated,
+                                            uint64_t requested) {
+  AllocationCounters& counters = heap->counters();
+  counters.live_bytes += static_cast<int64_t>(allocated);
+  counters.requested_bytes += static_cast<int64_t>(requested);
+  ++counters.allocations;
+  UpdatePeak();
+}
+
+void DeviceAllocator::Impl::CountFree(OwnerHeap* heap, uint64_t allocated,
+                                      uint64_t requested) {
+  UpdatePeak();
+  AllocationCounters& counters = heap->counters();
+  counters.live_bytes -= static_cast<int64_t>(allocated);
+  counters.requested_bytes -= static_cast<int64_t>(requested);
+  ++counters.frees;
+}
+
+void DeviceAllocator::Impl::UpdatePeak() const {
+  int64_t now = 0;
+  int64_t above = 0;
+  for (const auto& heap : heaps_) now += heap->counters().requested_bytes;
+  for (const auto& cache : caches_) {
+    const int64_t current = cache->counters().requested_bytes.load();
+    now += current;
+    above += cache->counters().peak_requested_bytes.load() - current;
+    cache->ResetPeak();
+  }
+  peak_requested_bytes_ = std::max(peak_requested_bytes_, now + above);
+}
+
 AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
   MutexLock lock(&mutex_);
-  AllocatorStatistics statistics = heap_.accounts();
-  statistics.total_allocations = total_allocations_;
-  statistics.total_frees = total_frees_;
+  UpdatePeak();
+  AllocatorStatistics statistics;
+  int64_t requested = 0;
+  int64_t live = 0;
+  for (const auto& heap : heaps_) {
+    const HeapAccounts accounts = heap->accounts();
+    statistics.mapped_bytes += accounts.mapped_bytes;
+    statistics.cooling_bytes += accounts.cooling_bytes;
+    statistics.slack_bytes += accounts.slack_bytes;
+    statistics.slab_count += accounts.slabs;
+    requested += heap->counters().requested_bytes;
+    live += heap->counters().live_bytes;
+    statistics.total_allocations += heap->counters().allocations;
+    statistics.total_frees += heap->counters().frees;
+  }
+  for (const auto& cache : caches_) {
+    const CacheCounters& counters = cache->counters();
+    requested += counters.requested_bytes.load();
+    live += counters.live_bytes.load();
+    // In this order, so that a free is never counted without its allocation.
+    statistics.total_frees += counters.frees.load();
+    statistics.total_allocations += counters.allocations.load();
+    statistics.thread_cached_bytes += cache->cached_bytes();
+  }
+  statistics.requested_bytes = NotNegative(requested);
+  statistics.live_bytes = NotNegative(live);
+  // Threads go on while this is read, so what is neither is free by definition.
+  statistics.cached_bytes = NotNegative(
+      static_cast<int64_t>(statistics.mapped_bytes - statistics.cooling_bytes -
+                           statistics.slack_bytes) -
+      live);
+  statistics.live_allocations = NotNegative(static_cast<int64_t>(
+      statistics.total_allocations - statistics.total_frees));
+  statistics.peak_requested_bytes = NotNegative(peak_requested_bytes_);
+  statistics.peak_mapped_bytes = mapped_.peak_bytes;
   statistics.failed_allocations = failed_allocations_;
+  if (spans_ != nullptr) statistics.metadata_bytes = spans_->metadata_bytes();
   return statistics;
 }
 
-Bytes DeviceAllocator::Impl::GetLargestPossible() const {
+Bytes DeviceAllocator::Impl::GetLargestPossible(OwnerId owner) {
+  // Reclaimers are asked without the lock, which this one takes.
+  const uint64_t reclaimable = memory_->ReclaimablePages().value();
   const DeviceMemoryStatistics pool = memory_->GetStatistics();
   const uint64_t page = pool.page_size.value();
-  const uint64_t pages =
-      pool.growable.value() / page + pool.cached.value() / page +
-      pool.cooling.value() / page + memory_->ReclaimablePages().value();
+  const uint64_t pages = pool.growable.value() / page +
+                         pool.cached.value() / page +
+                         pool.cooling.value() / page + reclaimable;
   if (pages > 0) {
     return CheckedBytes(PageCount(pages), pool.page_size)
         .value_or(Bytes(UINT64_MAX));
   }
   MutexLock lock(&mutex_);
-  return heap_.LargestIdleSlot();
+  if (owner.value() >= heap_of_owner_.size() ||
+      heap_of_owner_[owner.value()] == nullptr) {
+    return Bytes(0);
+  }
+  return heap_of_owner_[owner.value()]->LargestRoom();
+}
+
+uint64_t DeviceAllocator::Impl::RequestedOf(Block block) const {
+  return block.span->large() ? block.span->requested.value()
+                             : block.size() - block.record().load().waste();
+}
+
+AllocationInfo DeviceAllocator::Impl::InfoOf(Block block) const {
+  const SlotRecord record = block.record().load();
+  StreamId stream = block.span->stream;
+  if (!block.span->large()) {
+    stream = record.stream() < SlotRecord::kOtherStream
+                 ? streams_[record.stream()]
+                 : StreamId();
+  }
+  return {block.address(), Bytes(RequestedOf(block)), Bytes(block.size()),
+          stream, block.span->heap->owner()};
 }
 
 std::optional<AllocationInfo> DeviceAllocator::Impl::Find(
     DeviceAddress address) const {
+  if (spans_ == nullptr) return std::nullopt;
   MutexLock lock(&mutex_);
-  Span* const span = heap_.Find(address);
-  if (span == nullptr || span->free()) return std::nullopt;
-  const Slab& slab = *span->slab;
-  const uint64_t slot =
-      (address.value() - span->address().value()) / slab.slot_size().value();
-  if (slot >= slab.slot_count() || slab.slot(slot).use != SlotUse::kLive) {
+  Span* const span = spans_->Find(address);
+  if (span == nullptr || span->parked || address.value() < span->base) {
+    return std::nullopt;
+  }
+  const uint64_t slot = (address.value() - span->base) / span->slot_size;
+  if (slot >= span->slot_count ||
+      span->records[slot].load().use() != SlotUse::kLive) {
     return std::nullopt;
   }
   return InfoOf({span, static_cast<uint32_t>(slot)});
@@ -75,14 +163,14 @@ std::optional<AllocationInfo> DeviceAllocator::Impl::Find(
 
 std::vector<AllocationInfo> DeviceAllocator::Impl::CalculateLiveAllocations()
     const {
-  MutexLock lock(&mutex_);
   std::vector<AllocationInfo> live;
-  live.reserve(heap_.accounts().live_allocations);
-  for (const auto& span : heap_.spans()) {
-    if (span == nullptr || span->free()) continue;
-    for (uint32_t i = 0; i < span->slab->slot_count(); ++i) {
-      if (span->slab->slot(i).use != SlotUse::kLive) continue;
-      live.push_back(InfoOf({span.get(), i}));
+  if (spans_ == nullptr) return live;
+  MutexLock lock(&mutex_);
+  for (Span* const span : spans_->spans()) {
+    if (span == nullptr || span->parked) continue;
+    for (uint32_t i = 0; i < span->slot_count; ++i) {
+      if (span->records[i].load().use() != SlotUse::kLive) continue;
+      live.push_back(InfoOf({span, i}));
     }
   }
   std::sort(live.begin(), live.end(),
@@ -115,14 +203,18 @@ absl::Status DeviceAllocator::Impl::CheckAgainstLimit(
   return DiagnoseShortage(std::move(facts)).ToStatus();
 }
 
-OutOfMemoryVerdict DeviceAllocator::Impl::Diagnose(
-    const Request& request, OutOfMemoryVerdict verdict) const {
+OutOfMemoryVerdict DeviceAllocator::Impl::Diagnose(const Request& request,
+                                                   OutOfMemoryVerdict verdict) {
   verdict.requested = request.size;
   if (verdict.kind == ShortageKind::kAddressSpace) return verdict;
-  verdict.largest_possible = GetLargestPossible();
+  verdict.largest_possible = GetLargestPossible(request.owner);
   MutexLock lock(&mutex_);
   // The pool counts slabs as live; only the allocator knows what is in them.
-  const Bytes pinned = heap_.pinned_bytes();
+  Bytes pinned;
+  for (const auto& heap : heaps_) {
+    pinned = CheckedAdd(pinned, Bytes(heap->pinned_bytes()))
+                 .value_or(Bytes(UINT64_MAX));
+  }
   verdict.held_as_slack =
       CheckedAdd(verdict.held_as_slack, pinned).value_or(Bytes(UINT64_MAX));
   const Bytes missing =
@@ -156,20 +248,20 @@ absl::Status DeviceAllocator::Impl::Fail(const Request& request,
 void DeviceAllocator::Impl::Trace(TraceAction action, OwnerId owner,
                                   DeviceAddress address, Bytes size) const {
   if (options_.trace == nullptr) return;
-  options_.trace->Record(action, owner, address, size,
-                         memory_->GetStatistics().live);
+  options_.trace->Record(action, owner, address, size, memory_->live_bytes());
 }
 
 // ---- Checks -----------------------------------------------------------------
 
 absl::Status DeviceAllocator::Impl::CheckInvariants() const {
+  if (spans_ == nullptr) return absl::OkStatus();
   MutexLock lock(&mutex_);
   return CheckInvariantsLocked();
 }
 
 void DeviceAllocator::Impl::CheckAfterMutation() const {
   if constexpr (kInternalChecks) {
-    if (heap_.accounts().live_allocations > kAllocationsCheckedAlways &&
+    if (spans_->spans().size() > kSpansCheckedAlways &&
         ++mutations_ % kMutationsPerCheck != 0) {
       return;
     }
@@ -177,51 +269,105 @@ void DeviceAllocator::Impl::CheckAfterMutation() const {
   }
 }
 
+void DeviceAllocator::Impl::CheckAfterFastPath() const {
+  if constexpr (kInternalChecks) {
+    MutexLock lock(&mutex_);
+    CheckAfterMutation();
+  }
+}
+
 absl::Status DeviceAllocator::Impl::CheckInvariantsLocked() const {
-  QUIRE_RETURN_IF_ERROR(heap_.CheckInvariants());
-  for (size_t i = 0; i < free_lists_.size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(free_lists_[i]->CheckInvariants());
-    if (i > 0 && free_lists_[i - 1]->stream() >= free_lists_[i]->stream()) {
-      return absl::InternalError("allocator: free lists out of order");
+  StopCaches(caches_);
+  absl::Status status;
+  for (const auto& heap : heaps_) {
+    if (status.ok()) status = heap->CheckInvariants();
+  }
+  if (status.ok()) status = CheckCooling();
+  if (status.ok()) status = CheckLive();
+  ResumeCaches(caches_);
+  return status;
+}
+
+// Every cooling block is in one list, and no other block is in any.
+absl::Status DeviceAllocator::Impl::CheckCooling() const {
+  std::map<const Span*, uint64_t> cooling;
+  for (const auto& heap : heaps_) {
+    const auto& lists = heap->free_lists();
+    for (size_t i = 0; i < lists.size(); ++i) {
+      QUIRE_RETURN_IF_ERROR(lists[i]->CheckInvariants());
+      if (i > 0 && lists[i - 1]->stream() >= lists[i]->stream()) {
+        return absl::InternalError("allocator: free lists out of order");
+      }
+      lists[i]->CountBySpan(&cooling);
     }
   }
-  // Every cooling block is in one list, and no other block is in any.
-  std::map<const Span*, uint64_t> cooling;
-  for (const auto& list : free_lists_) list->CountBySpan(&cooling);
   for (const SharedCooling& shared : shared_cooling_) {
     ++cooling[shared.block.span];
-    if (shared.block.span->slab->slot(shared.block.slot).use !=
-        SlotUse::kCooling) {
-      return absl::InternalError(
-          absl::StrFormat("allocator: %#x is listed as cooling and is not",
-                          shared.block.address().value()));
-    }
   }
-  uint64_t shared_live = 0;
-  for (const auto& span : heap_.spans()) {
-    if (span == nullptr || span->free()) continue;
-    const auto listed = cooling.find(span.get());
+  for (const Span* const span : spans_->spans()) {
+    if (span == nullptr) continue;
+    const auto listed = cooling.find(span);
     const uint64_t count = listed == cooling.end() ? 0 : listed->second;
-    if (count != span->slab->cooling_count()) {
+    if (count != span->cooling) {
       return absl::InternalError(absl::StrFormat(
           "allocator: %u slots of the span at %#x cool, %u are listed",
-          span->slab->cooling_count(), span->address().value(), count));
+          span->cooling, span->base, count));
     }
-    for (uint32_t i = 0; i < span->slab->slot_count(); ++i) {
-      const Slot& slot = span->slab->slot(i);
-      if (slot.use != SlotUse::kLive || !slot.shared) continue;
-      ++shared_live;
-      if (!recorded_streams_.contains(Block{span.get(), i}.address())) {
+  }
+  return absl::OkStatus();
+}
+
+// What is held is live or in the cache of a thread; what is live adds up to the
+// counters.
+absl::Status DeviceAllocator::Impl::CheckLive() const {
+  int64_t live = 0;
+  int64_t requested = 0;
+  uint64_t special = 0;
+  for (Span* const span : spans_->spans()) {
+    if (span == nullptr || span->parked) continue;
+    for (uint32_t i = 0; i < span->slot_count; ++i) {
+      const Block block = {span, i};
+      const SlotRecord record = block.record().load();
+      if (record.use() != SlotUse::kLive) continue;
+      if (RequestedOf(block) > block.size()) {
+        return absl::InternalError(
+            absl::StrFormat("allocator: %#x is smaller than what was asked for",
+                            block.address().value()));
+      }
+      live += static_cast<int64_t>(block.size());
+      requested += static_cast<int64_t>(RequestedOf(block));
+      if (!record.special()) continue;
+      ++special;
+      if (!special_.contains(block.address().value())) {
         return absl::InternalError(
             absl::StrFormat("allocator: the streams of %#x are not known",
-                            Block{span.get(), i}.address().value()));
+                            block.address().value()));
       }
     }
   }
-  if (shared_live != recorded_streams_.size()) {
+  int64_t counted_live = 0;
+  int64_t counted_requested = 0;
+  uint64_t held = 0;
+  for (const auto& heap : heaps_) {
+    counted_live += heap->counters().live_bytes;
+    counted_requested += heap->counters().requested_bytes;
+    held += heap->accounts().held_bytes;
+  }
+  uint64_t cached = 0;
+  for (const auto& cache : caches_) {
+    counted_live += cache->counters().live_bytes.load();
+    counted_requested += cache->counters().requested_bytes.load();
+    cached += cache->cached_bytes();
+  }
+  if (live != counted_live || requested != counted_requested ||
+      held != static_cast<uint64_t>(live) + cached ||
+      special != special_.size()) {
     return absl::InternalError(absl::StrFormat(
-        "allocator: streams are recorded for %u blocks, %u of them live",
-        recorded_streams_.size(), shared_live));
+        "allocator: %d live bytes and %d requested by walking the spans, %d "
+        "and %d counted; %u held, %u of them cached by threads; %u special "
+        "blocks, %u known",
+        live, requested, counted_live, counted_requested, held, cached, special,
+        special_.size()));
   }
   return absl::OkStatus();
 }

@@ -260,11 +260,12 @@ TEST_F(AllocatorTest, CoolingMemoryServesTheRestOfThePool) {
 }
 
 TEST_F(AllocatorTest, TakesASinglePageWhereASlabIsNotToBeHad) {
-  // 13 KiB slots leave less than an eighth over only in slabs of three pages.
+  // Slots of 26 KiB leave less than an eighth over only in slabs of more pages.
   const uint64_t size = 26 * 1024;
   const DeviceAddress most = AllocatePages(kLimitPages - 1);
   const DeviceAddress address = Allocate(size);
-  EXPECT_EQ(allocator_->Find(address)->allocated, kPage);
+  EXPECT_EQ(allocator_->Find(address)->allocated, Bytes(size));
+  EXPECT_EQ(Statistics().mapped_bytes, kLimitPages * kPageBytes);
   Free(address);
   Free(most);
 }
@@ -334,26 +335,27 @@ TEST_F(AllocatorTest, ReusedRangesAreAccountedToTheirNewOwner) {
 TEST_F(AllocatorTest, StatisticsAreThoseOfAPencil) {
   EXPECT_EQ(Statistics().internal_fragmentation(), 0.0);
   EXPECT_EQ(Statistics().external_fragmentation(), 0.0);
-  // One slot of 1024 in a page of 64 of them; two pages for one and a half.
+  // One slot of 1024 in a page of 64 of them; two pages for one and a half, so
+  // that half a page waits for a neighbour.
   const DeviceAddress small = Allocate(900);
   const DeviceAddress large = Allocate(kPageBytes * 3 / 2);
   AllocatorStatistics now = Statistics();
   EXPECT_EQ(now.requested_bytes, 900 + kPageBytes * 3 / 2);
-  EXPECT_EQ(now.live_bytes, 1024 + 2 * kPageBytes);
+  EXPECT_EQ(now.live_bytes, 1024 + kPageBytes * 3 / 2);
   EXPECT_EQ(now.cached_bytes, kPageBytes - 1024);
   EXPECT_EQ(now.cooling_bytes, 0u);
-  EXPECT_EQ(now.slack_bytes, 0u);
+  EXPECT_EQ(now.slack_bytes, kPageBytes / 2);
   EXPECT_EQ(now.mapped_bytes, 3 * kPageBytes);
   EXPECT_EQ(now.slab_count, 1u);
   EXPECT_EQ(now.live_allocations, 2u);
-  const double live = 1024 + 2 * kPageBytes;
+  const double live = 1024 + 1.5 * kPageBytes;
   EXPECT_DOUBLE_EQ(now.internal_fragmentation(),
                    (live - (900 + kPageBytes * 1.5)) / live);
   EXPECT_DOUBLE_EQ(now.external_fragmentation(),
                    (3.0 * kPageBytes - live) / (3.0 * kPageBytes));
   Free(large);
   now = Statistics();
-  EXPECT_EQ(now.cached_bytes, 3 * kPageBytes - 1024);
+  EXPECT_EQ(now.cached_bytes, kPageBytes * 5 / 2 - 1024);
   EXPECT_EQ(now.requested_bytes, 900u);
   EXPECT_EQ(now.peak_requested_bytes, 900 + kPageBytes * 3 / 2);
   Free(small);
@@ -364,16 +366,22 @@ TEST_F(AllocatorTest, StatisticsAreThoseOfAPencil) {
   EXPECT_EQ(now.total_frees, 2u);
 }
 
-TEST_F(AllocatorTest, SlackIsTheEndOfASlabAndOfAReusedRange) {
-  // 4352-byte slots, 15 of them in a page.
+TEST_F(AllocatorTest, SlackIsTheEndOfASlabAndTheGapsOfSharedPages) {
+  // 4608-byte slots, 14 of them in a page.
   const DeviceAddress small = Allocate(4300);
   EXPECT_EQ(allocator_->Find(small)->allocated, Bytes(4608));
   EXPECT_EQ(Statistics().slack_bytes, kPageBytes % 4608);
-  Free(AllocatePages(16));
-  const DeviceAddress large = AllocatePages(15);
-  EXPECT_EQ(allocator_->Find(large)->allocated, Bytes(15 * kPageBytes));
-  EXPECT_EQ(Statistics().slack_bytes, kPageBytes % 4608 + kPageBytes);
-  Free(large);
+  // Ends 512 bytes behind its second page; the next one begins there.
+  const DeviceAddress first = Allocate(2 * kPageBytes + 500);
+  EXPECT_EQ(allocator_->Find(first)->allocated, Bytes(2 * kPageBytes + 512));
+  EXPECT_EQ(Statistics().slack_bytes, kPageBytes % 4608 + kPageBytes - 512);
+  const DeviceAddress second = Allocate(3 * kPageBytes - 512);
+  EXPECT_EQ(Statistics().slack_bytes, kPageBytes % 4608);
+  EXPECT_EQ(Statistics().mapped_bytes, 6 * kPageBytes);
+  EXPECT_EQ(second.value() % kPageBytes, 512u);
+  Free(first);
+  Free(second);
+  allocator_->Trim();
   EXPECT_EQ(Statistics().slack_bytes, kPageBytes % 4608);
   Free(small);
 }

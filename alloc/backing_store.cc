@@ -164,25 +164,39 @@ absl::Status BackingStore::CheckOwner(OwnerId owner, CommitAttempt* attempt) {
 
 absl::Status BackingStore::TakePages(CommitAttempt* attempt,
                                      std::vector<PageRecord*>* pages) {
+  // Pages beyond the limit are not to be had however many are created first.
+  QUIRE_RETURN_IF_ERROR(TryPrepare(attempt));
+  pages->reserve(attempt->wanted);
+  return pool_.Take(attempt->wanted, pages, &attempt->created);
+}
+
+absl::Status BackingStore::TryPrepareFor(OwnerId owner,
+                                         CommitAttempt* attempt) {
+  attempt->shortage = CommitAttempt::Shortage::kNone;
+  attempt->missing = 0;
+  attempt->hopeless = false;
+  attempt->growth = attempt->wanted;
+  QUIRE_RETURN_IF_ERROR(CheckOwner(owner, attempt));
+  return TryPrepare(attempt);
+}
+
+absl::Status BackingStore::TryPrepare(CommitAttempt* attempt) {
   const uint64_t wanted = attempt->wanted;
   const bool at_limit = wanted > pool_.cached() + pool_.growable();
-  if (!at_limit) pages->reserve(wanted);
-  // Pages beyond the limit are not to be had however many are created first.
-  const absl::Status taken =
+  const absl::Status prepared =
       at_limit ? absl::ResourceExhaustedError(absl::StrCat(
                      wanted, " pages wanted; ", pool_.in_use(), " of at most ",
                      pool_.limit(), " are in use, ", pool_.cached(),
                      " of them cached"))
-               : pool_.Take(wanted, pages, &attempt->created);
-  if (!taken.ok()) {
-    attempt->shortage = at_limit ? CommitAttempt::Shortage::kLimit
-                                 : CommitAttempt::Shortage::kDevice;
-    attempt->hopeless = wanted > pool_.limit();
-    // What a device that is full refuses to create is missing as well.
-    attempt->missing =
-        wanted - pool_.cached() - (at_limit ? pool_.growable() : 0);
-  }
-  return taken;
+               : pool_.Prepare(wanted, &attempt->created);
+  if (prepared.ok()) return prepared;
+  attempt->shortage = at_limit ? CommitAttempt::Shortage::kLimit
+                               : CommitAttempt::Shortage::kDevice;
+  attempt->hopeless = wanted > pool_.limit();
+  // What a device that is full refuses to create is missing as well.
+  attempt->missing =
+      wanted - pool_.cached() - (at_limit ? pool_.growable() : 0);
+  return prepared;
 }
 
 void BackingStore::AbandonCommit(const CommitAttempt& attempt) {

@@ -92,6 +92,9 @@ class BackingStore {
   // Makes the slots live, or changes none of them. Where the error is
   // kResourceExhausted, attempt->shortage says of what.
   absl::Status TryCommit(const CommitRequest& request, CommitAttempt* attempt);
+  // Creates pages until attempt->wanted are cached, within the limits. Errors as
+  // for TryCommit, pages created on the way stay cached.
+  absl::Status TryPrepareFor(OwnerId owner, CommitAttempt* attempt);
   // After the last attempt has failed: takes back what attempts created.
   void AbandonCommit(const CommitAttempt& attempt);
 
@@ -161,6 +164,8 @@ class BackingStore {
                                             OwnerId owner) const;
   // Pages that are not live and would be, with the cooling slots of `request`.
   static uint64_t CountRevived(const CommitRequest& request);
+  // Creates pages until attempt->wanted are cached, within the pool's limit.
+  absl::Status TryPrepare(CommitAttempt* attempt);
   // OK where the owner may have attempt->growth pages more.
   absl::Status CheckOwner(OwnerId owner, CommitAttempt* attempt);
   // Takes attempt->wanted pages from the pool.

@@ -72,6 +72,9 @@ DeviceMemory::~DeviceMemory() = default;
 Driver* DeviceMemory::driver() const { return impl_->driver(); }
 DeviceId DeviceMemory::device() const { return impl_->device(); }
 Bytes DeviceMemory::page_size() const { return impl_->page_size(); }
+DeviceAddress DeviceMemory::first_address() const {
+  return impl_->first_address();
+}
 
 OwnerRegistry* DeviceMemory::owners() const { return impl_->owners(); }
 
@@ -126,6 +129,15 @@ PageHandle DeviceMemory::PageAt(const AddressRange* range,
                                 PageCount slot) const {
   return impl_->PageAt(range, slot);
 }
+absl::Status DeviceMemory::Gather(OwnerId owner, PageCount pages,
+                                  PageCount addresses, Bytes alignment,
+                                  bool wait) {
+  return impl_->Gather(owner, pages, addresses, alignment, wait);
+}
+absl::StatusOr<AddressRange*> DeviceMemory::TryMakeRange(
+    OwnerId owner, Bytes alignment, std::span<const PageHandle> pages) {
+  return impl_->TryMakeRange(owner, alignment, pages);
+}
 absl::Status DeviceMemory::Prepare(PageCount count) {
   return impl_->Prepare(count);
 }
@@ -155,6 +167,11 @@ PageCount DeviceMemory::ReclaimablePages() const {
 absl::Status DeviceMemory::DescribeShortage(PageCount pages,
                                             OwnerId owner) const {
   return impl_->DescribeShortage(pages, owner).ToStatus();
+}
+absl::Status DeviceMemory::DescribeMappingShortage(
+    PageCount pages, OwnerId owner, const absl::Status& refusal) const {
+  return impl_->OutOfMemory({owner, pages.value(),
+                             CommitAttempt::Shortage::kMappings, refusal});
 }
 DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
   return impl_->GetStatistics();

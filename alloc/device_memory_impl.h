@@ -51,6 +51,7 @@ class DeviceMemory::Impl {
   DeviceId device() const { return device_; }
   Bytes page_size() const { return page_size_; }
   OwnerRegistry* owners() const { return owners_; }
+  DeviceAddress first_address() const { return addresses_->AddressOf(0); }
   ReclaimerList& reclaimers() { return reclaimers_; }
 
   absl::StatusOr<AddressRange*> ReserveRange(PageCount pages, OwnerId owner,
@@ -66,6 +67,11 @@ class DeviceMemory::Impl {
   bool Contains(DeviceAddress address) const {
     return addresses_->Contains(address);
   }
+  absl::Status Gather(OwnerId owner, PageCount pages, PageCount addresses,
+                      Bytes alignment, bool wait) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<AddressRange*> TryMakeRange(OwnerId owner, Bytes alignment,
+                                             std::span<const PageHandle> pages)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // `pages`: see CommitRequest. REQUIRES: none, or `count` of them.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count,
                       std::span<const PageHandle> pages, bool wait)
@@ -89,6 +95,14 @@ class DeviceMemory::Impl {
   // What a commit of so many pages for `owner` that cannot be had would be
   // told.
   OutOfMemoryVerdict DescribeShortage(PageCount pages, OwnerId owner)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  struct Shortage {
+    OwnerId owner;
+    uint64_t pages;
+    CommitAttempt::Shortage kind;
+    absl::Status cause;
+  };
+  absl::Status OutOfMemory(const Shortage& shortage)
       ABSL_LOCKS_EXCLUDED(mutex_);
   DeviceMemoryStatistics GetStatistics() const ABSL_LOCKS_EXCLUDED(mutex_);
   Bytes live_bytes() const {
@@ -147,6 +161,8 @@ class DeviceMemory::Impl {
   // Returns as soon as anything was freed since FreedSoFar was `freed_before`,
   // by this thread or another; false where nothing more can be.
   bool WaitForCooling(uint64_t freed_before) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool HasAddresses(PageCount count, Bytes alignment)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Harvest(size_t at_most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether it freed anything.
   bool HarvestAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -165,14 +181,6 @@ class DeviceMemory::Impl {
   static absl::Status CheckOwner(OwnerId owner);
   absl::Status CheckSlots(const AddressRange* range, PageCount first,
                           PageCount count) const;
-  struct Shortage {
-    OwnerId owner;
-    uint64_t pages;
-    CommitAttempt::Shortage kind;
-    absl::Status cause;
-  };
-  absl::Status OutOfMemory(const Shortage& shortage)
-      ABSL_LOCKS_EXCLUDED(mutex_);
   void DescribeOwners(PageCount pages, OwnerId owner, ShortageFacts* facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   OwnerStatistics StatisticsOf(OwnerId owner)

@@ -2,11 +2,20 @@
 
 namespace quire {
 
-Span* RangeCache::FindFit(uint64_t pages, uint64_t excess,
+Span* RangeCache::FindFit(uint64_t bytes, uint64_t excess,
                           Bytes alignment) const {
-  for (auto it = spans_.lower_bound(pages);
-       it != spans_.end() && (*it)->pages - pages <= excess; ++it) {
-    if ((*it)->address().value() % alignment.value() == 0) return *it;
+  for (auto it = spans_.lower_bound(bytes);
+       it != spans_.end() && (*it)->slot_size - bytes <= excess; ++it) {
+    if ((*it)->base % alignment.value() == 0) return *it;
+  }
+  return nullptr;
+}
+
+Span* RangeCache::FindWholePages(uint64_t pages, uint64_t page_bytes) const {
+  const uint64_t bytes = pages * page_bytes;
+  for (auto it = spans_.lower_bound(bytes);
+       it != spans_.end() && (*it)->slot_size == bytes; ++it) {
+    if (!(*it)->has_seams()) return *it;
   }
   return nullptr;
 }

@@ -14,7 +14,7 @@
 namespace quire {
 namespace {
 
-TEST(RangeCacheTest, ServesNoMorePagesTooManyThanAllowed) {
+TEST(RangeCacheTest, ServesNoMoreBytesTooManyThanAllowed) {
   FakeSpan range(0x10000, 16);
   RangeCache cache;
   cache.Insert(range.span());
@@ -55,37 +55,47 @@ TEST(RangeCacheTest, AgreesWithASearchOfAllRanges) {
       cache.Remove(span);
       model.erase(at);
     }
-    const uint64_t pages = 1 + random() % 45;
+    const uint64_t bytes = 1 + random() % 45;
     const uint64_t excess = random() % 5;
     const uint64_t alignment = uint64_t{1} << (18 + random() % 6);
     Span* fit = nullptr;
     Span* covers = nullptr;
     Span* largest = nullptr;
     const auto less = [](const Span* a, const Span* b) {
-      return std::tuple(a->pages, a->address()) <
-             std::tuple(b->pages, b->address());
+      return std::tuple(a->slot_size, a->base) <
+             std::tuple(b->slot_size, b->base);
     };
     for (Span* const candidate : model) {
-      if (candidate->pages >= pages &&
+      if (candidate->slot_size >= bytes &&
           (covers == nullptr || less(candidate, covers))) {
         covers = candidate;
       }
-      if (candidate->pages >= pages && candidate->pages <= pages + excess &&
+      if (candidate->slot_size >= bytes &&
+          candidate->slot_size <= bytes + excess &&
           candidate->address().value() % alignment == 0 &&
           (fit == nullptr || less(candidate, fit))) {
         fit = candidate;
       }
       if (largest == nullptr || less(largest, candidate)) largest = candidate;
     }
-    ASSERT_EQ(cache.FindFit(pages, excess, Bytes(alignment)), fit);
+    ASSERT_EQ(cache.FindFit(bytes, excess, Bytes(alignment)), fit);
     ASSERT_EQ(cache.size(), model.size());
-    uint64_t total = 0;
-    for (const Span* const candidate : model) total += candidate->pages;
-    ASSERT_EQ(cache.pages(), total);
     if (!cache.empty()) {
-      ASSERT_EQ(cache.FindVictim(pages), covers != nullptr ? covers : largest);
+      ASSERT_EQ(cache.FindVictim(bytes), covers != nullptr ? covers : largest);
     }
   }
+}
+
+TEST(RangeCacheTest, SlabsTakeRangesOfWholePagesOnly) {
+  FakeSpan seams(0x10000, 8192);
+  seams.span()->head = {1, 512, 3584};
+  FakeSpan whole(0x40000, 8192);
+  RangeCache cache;
+  cache.Insert(seams.span());
+  EXPECT_EQ(cache.FindWholePages(2, 4096), nullptr);
+  cache.Insert(whole.span());
+  EXPECT_EQ(cache.FindWholePages(2, 4096), whole.span());
+  EXPECT_EQ(cache.FindWholePages(1, 4096), nullptr);
 }
 
 }  // namespace

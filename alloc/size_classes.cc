@@ -1,44 +1,23 @@
 #include "alloc/size_classes.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "quire/alloc/allocator.h"
 
 namespace quire {
 namespace {
 
-// Sizes are counted in grains here.
-constexpr uint64_t kGrain = kDefaultAlignment.value();
-// The classes up to this many grains are every multiple; each doubling above
-// has kSteps classes.
-constexpr uint64_t kLinearGrains = 16;
-constexpr int kSteps = 8;
-constexpr int kStepBits = 3;
-static_assert(kSteps == 1 << kStepBits);
-static_assert(kLinearGrains == 2 * kSteps);
-
-constexpr int ClassOfGrains(uint64_t grains) {
-  if (grains <= kLinearGrains) return static_cast<int>(grains) - 1;
-  const int shift = std::bit_width(grains - 1) - (kStepBits + 1);
-  return shift * kSteps + static_cast<int>((grains - 1) >> shift);
-}
-
-constexpr uint64_t GrainsOfClass(int size_class) {
-  if (size_class < static_cast<int>(kLinearGrains)) return size_class + 1;
-  const int shift = size_class / kSteps - 1;
-  return (static_cast<uint64_t>(size_class - shift * kSteps) + 1) << shift;
-}
-
-static_assert(ClassOfGrains(16) == 15 && GrainsOfClass(15) == 16);
-static_assert(ClassOfGrains(17) == 16 && GrainsOfClass(16) == 18);
-static_assert(ClassOfGrains(33) == 24 && GrainsOfClass(24) == 36);
+constexpr uint64_t kLargestSlot = MiB(1).value();
 
 }  // namespace
 
 SizeClasses::SizeClasses(Bytes page_size) : page_size_(page_size) {
   const uint64_t page = page_size.value();
-  const int last = ClassOfGrains(page / 2 / kGrain);
+  static_assert(kGrain == kDefaultAlignment.value());
+  static_assert(ClassOfGrains(16) == 15 && GrainsOfClass(15) == 16);
+  static_assert(ClassOfGrains(17) == 16 && GrainsOfClass(16) == 18);
+  static_assert(ClassOfGrains(33) == 24 && GrainsOfClass(24) == 36);
+  const int last = ClassOfGrains(std::min(page / 2, kLargestSlot) / kGrain);
   classes_.reserve(last + 1);
   for (int i = 0; i <= last; ++i) {
     const uint64_t slot = GrainsOfClass(i) * kGrain;

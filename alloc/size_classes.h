@@ -4,8 +4,8 @@
 // on: up to 4 KiB every multiple, above that eight steps for each doubling. So
 // a request of n bytes loses at most max(255, n / 8) bytes, and a class is
 // computed from a size, not looked up. The largest class is the last one that
-// fits twice into a page: above it whole pages waste no more, and mapping them
-// needs no slab.
+// fits twice into a page, and at most 1 MiB: above it a range of its own wastes
+// less, and such requests are rare enough to be mapped one by one.
 //
 // A slab is the fewest pages of which at most an eighth is left over at the
 // end: four at most, since less than half a page is left over.
@@ -16,6 +16,8 @@
 #ifndef QUIRE_ALLOC_SIZE_CLASSES_H_
 #define QUIRE_ALLOC_SIZE_CLASSES_H_
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -36,6 +38,11 @@ class SizeClasses {
   // `alignment`. Nullopt: a request for whole pages. Size 0 takes a slot, so
   // that it has an address of its own. REQUIRES: alignment is a power of two.
   std::optional<int> ClassFor(Bytes size, Bytes alignment) const;
+  // The same for the default alignment. REQUIRES: size <= largest().
+  int ClassOf(Bytes size) const {
+    return ClassOfGrains((std::max(size.value(), uint64_t{1}) + kGrain - 1) /
+                         kGrain);
+  }
 
   Bytes slot_size(int size_class) const {
     return classes_[size_class].slot_size;
@@ -48,6 +55,29 @@ class SizeClasses {
   }
 
  private:
+  // Sizes are counted in grains here.
+  static constexpr uint64_t kGrain = 256;
+  // The classes up to this many grains are every multiple; each doubling above
+  // has kSteps classes.
+  static constexpr uint64_t kLinearGrains = 16;
+  static constexpr int kSteps = 8;
+  static constexpr int kStepBits = 3;
+  static_assert(kSteps == 1 << kStepBits);
+  static_assert(kLinearGrains == 2 * kSteps);
+
+  static constexpr int ClassOfGrains(uint64_t grains) {
+    if (grains <= kLinearGrains) return static_cast<int>(grains) - 1;
+    const int shift = std::bit_width(grains - 1) - (kStepBits + 1);
+    return shift * kSteps + static_cast<int>((grains - 1) >> shift);
+  }
+  static constexpr uint64_t GrainsOfClass(int size_class) {
+    if (size_class < static_cast<int>(kLinearGrains)) {
+      return static_cast<uint64_t>(size_class) + 1;
+    }
+    const int shift = size_class / kSteps - 1;
+    return (static_cast<uint64_t>(size_class - shift * kSteps) + 1) << shift;
+  }
+
   struct Class {
     Bytes slot_size;
     PageCount slab_pages;

@@ -1,43 +1,101 @@
-// A mapped range of the allocator: a slab, a large allocation, or free.
+// A mapped range of the allocator: a slab, a large allocation, or parked.
 
 #ifndef QUIRE_ALLOC_SPAN_H_
 #define QUIRE_ALLOC_SPAN_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <optional>
 
-#include "alloc/slab.h"
+#include "alloc/seam_packer.h"
+#include "alloc/slot_map.h"
+#include "alloc/slot_record.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
 
-// Stands for "no size class": whole pages for one allocation.
+class OwnerHeap;
+
+// Stands for "no size class": a range for one allocation.
 inline constexpr int kLargeClass = -1;
 
-struct Span {
-  DeviceAddress address() const { return range->address(); }
-  bool free() const { return slab == nullptr; }
-  bool large() const { return size_class == kLargeClass; }
-  // Nobody holds any of it, though streams may still be using it: its pages
-  // can serve another purpose, at the latest when they are done.
-  bool reclaimable() const { return free() || slab->live_count() == 0; }
+inline uint64_t HighHalfOfProduct(uint64_t a, uint64_t b) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>(Wide{a} * b >> 64);
+}
 
-  AddressRange* range = nullptr;
-  uint64_t pages = 0;  // committed: the first so many of the range
-  size_t index = 0;    // in the table of spans
-  // Null for a free range: no use of it is left.
-  std::unique_ptr<Slab> slab;
+// Spans, and the records of their slots, are never given back to the system
+// before their allocator ends, so that a thread which frees an address that is
+// not live reads old figures and not somebody else's memory.
+//
+// What threads read without the allocator's lock (the first group) is set
+// before any address of the span is handed out, and changes only when none is
+// live.
+struct Span {
+  uint64_t base = 0;        // address of the first slot
+  uint64_t slot_size = 0;   // a large or parked span is one slot
+  uint64_t reciprocal = 0;  // 2^64 / slot_size, rounded up
+  uint32_t slot_count = 0;
   int size_class = kLargeClass;
+  AtomicSlotRecord* records = nullptr;  // slot_count of them
+  OwnerHeap* heap = nullptr;
+
+  // ---- With the allocator's lock ----
+  AddressRange* range = nullptr;
+  size_t index = 0;  // in the table of spans
+  // Parked: nobody has it, and no use of it is left.
+  bool parked = false;
+  SeamPiece head;
+  SeamPiece tail;
+  uint64_t whole_pages = 0;
+  // Of a slab: slots that are free in it. The others are live, cached by a
+  // thread, or cool.
+  SlotMap free_slots;
+  uint32_t cooling = 0;  // slots, or 1 for a large allocation
   // Where the slab stands in its class's list; SIZE_MAX: not in it.
   size_t list_position = SIZE_MAX;
   // The batch of frees that a cooling large allocation belongs to, on the
   // stream it was freed on.
   uint64_t batch = 0;
-  // What lay in a free range last: tells a double free from a foreign address.
-  Bytes last_slot_size;
+  // What lay here last: tells a double free from a foreign address.
+  uint64_t last_slot_size = 0;
   uint32_t last_slot_count = 0;
+  // Of a large allocation, which the record of a slot is too small for.
+  Bytes requested;
+  StreamId stream;
+  AtomicSlotRecord large_record;
+
+  DeviceAddress address() const { return DeviceAddress(base); }
+  // Bytes of all slots.
+  uint64_t capacity() const { return slot_size * slot_count; }
+  bool large() const { return size_class == kLargeClass; }
+  bool has_seams() const { return !head.none() || !tail.none(); }
+
+  // Slots that are not free in the slab.
+  uint32_t out() const { return slot_count - free_slots.free_count(); }
+  // No use of any slot is left.
+  bool empty() const { return parked || (!large() && out() == 0); }
+  // Nobody holds any of it, though streams may still be using it: its pages
+  // can serve another purpose, at the latest when they are done.
+  bool reclaimable() const {
+    return parked || (large() ? cooling == 1 : out() == cooling);
+  }
+
+  // The slot that starts at `address`. Lock-free. REQUIRES: the address lies
+  // in the range of the span, whose size times its slot size is below 2^64.
+  std::optional<uint32_t> SlotAt(uint64_t address) const {
+    if (address < base) return std::nullopt;
+    const uint64_t offset = address - base;
+    const uint64_t slot = HighHalfOfProduct(offset, reciprocal);
+    if (slot >= slot_count || slot * slot_size != offset) return std::nullopt;
+    return static_cast<uint32_t>(slot);
+  }
+  void SetSlots(uint64_t size, uint32_t count) {
+    slot_size = size;
+    slot_count = count;
+    reciprocal = UINT64_MAX / size + 1;
+  }
 };
 
 // One slot of one span: what an address that was handed out stands for.
@@ -45,10 +103,10 @@ struct Block {
   Span* span = nullptr;
   uint32_t slot = 0;
 
-  Bytes size() const { return span->slab->slot_size(); }
+  uint64_t size() const { return span->slot_size; }
+  AtomicSlotRecord& record() const { return span->records[slot]; }
   DeviceAddress address() const {
-    return DeviceAddress(span->address().value() +
-                         uint64_t{slot} * size().value());
+    return DeviceAddress(span->base + slot * size());
   }
 };
 

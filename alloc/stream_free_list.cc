@@ -35,7 +35,7 @@ StreamFreeList::StreamFreeList(Driver* driver, DeviceId device, StreamId stream,
 void StreamFreeList::Push(Block block) {
   Batch& open = batches_.back();
   ++open.entries;
-  open.bytes += block.size().value();
+  open.bytes += block.size();
   if (block.span->large()) {
     block.span->batch = open_number();
     ranges_.Insert(block.span);
@@ -44,8 +44,9 @@ void StreamFreeList::Push(Block block) {
   }
 }
 
-void StreamFreeList::Leave(uint64_t number) {
+void StreamFreeList::Leave(uint64_t number, uint64_t bytes) {
   Batch& left = batch(number);
+  left.bytes -= bytes;
   if (--left.entries > 0) return;
   left.fence = Fence();  // its events go back to the driver at once
   DropEmptyBatches();
@@ -64,7 +65,6 @@ void StreamFreeList::DropEmptyBatches() {
     batches_.pop_back();
     batches_.back() = Batch();
   }
-  if (batches_.size() == 1 && open().entries == 0) batches_.back().bytes = 0;
 }
 
 bool StreamFreeList::HoldsSlots(int least) const {
@@ -77,13 +77,13 @@ std::optional<Block> StreamFreeList::PopSlot(int size_class) {
   if (entries.empty()) return std::nullopt;
   const Entry entry = entries.back();
   entries.pop_back();
-  Leave(entry.batch);
+  Leave(entry.batch, entry.block.size());
   return entry.block;
 }
 
 void StreamFreeList::RemoveRange(Span* span) {
   ranges_.Remove(span);
-  Leave(span->batch);
+  Leave(span->batch, span->slot_size);
 }
 
 absl::Status StreamFreeList::CloseBatch() {
@@ -156,7 +156,7 @@ uint64_t StreamFreeList::RemoveSlab(const Span* span) {
     left.push_back(entry.batch);
     return true;
   });
-  for (const uint64_t number : left) Leave(number);
+  for (const uint64_t number : left) Leave(number, span->slot_size);
   return left.size();
 }
 
@@ -193,15 +193,14 @@ absl::Status StreamFreeList::CheckInvariants() const {
       if (entry.batch < last) return broken("entries out of order", last);
       last = entry.batch;
       if (!count(entry.batch)) return broken("no such batch", entry.batch);
-      if (entry.block.span->slab->slot(entry.block.slot).use !=
-          SlotUse::kCooling) {
+      if (entry.block.record().load().use() == SlotUse::kLive) {
         return broken("holds a slot that is not cooling", entry.batch);
       }
     }
   }
   for (const Span* const span : ranges_.spans()) {
     if (!count(span->batch)) return broken("no such batch", span->batch);
-    if (span->slab == nullptr || span->slab->slot(0).use != SlotUse::kCooling) {
+    if (span->cooling != 1) {
       return broken("holds a range that is not cooling", span->batch);
     }
   }

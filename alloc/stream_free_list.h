@@ -57,17 +57,17 @@ class StreamFreeList {
   bool empty() const { return batches_.size() == 1 && open().entries == 0; }
   // Whether it holds a slot of class `least` or a larger one.
   bool HoldsSlots(int least) const;
-  // Bytes freed since the last fence was recorded.
+  // Bytes freed since the last fence was recorded, and still here.
   uint64_t open_bytes() const { return open().bytes; }
 
   // Enters a cooling block into the open batch.
   void Push(Block block);
   // The most recently freed slot of the class leaves the list, for its stream.
   std::optional<Block> PopSlot(int size_class);
-  // A range of exactly so many pages: what is too much would go on cooling.
-  // RemoveRange takes it out.
-  Span* FindRange(uint64_t pages, Bytes alignment) const {
-    return ranges_.FindFit(pages, /*excess=*/0, alignment);
+  // A range of at least so many bytes and at most `excess` more. RemoveRange
+  // takes it out.
+  Span* FindRange(uint64_t bytes, uint64_t excess, Bytes alignment) const {
+    return ranges_.FindFit(bytes, excess, alignment);
   }
   void RemoveRange(Span* span);
   const RangeCache& ranges() const { return ranges_; }
@@ -99,7 +99,7 @@ class StreamFreeList {
     Fence fence;
     bool closed = false;
     uint64_t entries = 0;
-    uint64_t bytes = 0;  // pushed, whether or not still here
+    uint64_t bytes = 0;  // of these entries
   };
   struct Entry {
     Block block;
@@ -109,7 +109,7 @@ class StreamFreeList {
   const Batch& open() const { return batches_.back(); }
   Batch& batch(uint64_t number) { return batches_[number - first_batch_]; }
   uint64_t open_number() const { return first_batch_ + batches_.size() - 1; }
-  void Leave(uint64_t number);
+  void Leave(uint64_t number, uint64_t bytes);
   void DropEmptyBatches();
 
   Driver* const driver_;

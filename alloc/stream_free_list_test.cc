@@ -93,23 +93,34 @@ TEST_F(StreamFreeListTest, WorkQueuedAfterTheFenceHoldsNothingUp) {
 
 TEST_F(StreamFreeListTest, AStreamThatStandsStillGathersNoEvents) {
   Gate gate(driver_.get(), stream_);
-  FakeSpan large(0x800000, 4);
-  large.SetSlab(kLargeClass, Bytes(4 * kPageBytes), 1);
-  large.span()->slab->Take();
+  FakeSpan large(0x800000, 4 * kPageBytes);
   const auto events = [this] {
     return Calls("CreateEvent") - Calls("DestroyEvent");
   };
   for (int round = 0; round < 1000; ++round) {
-    large.span()->slab->Cool(0);
-    list_->Push({large.span(), 0});
+    const Block block = large.CoolingBlock();
+    list_->Push(block);
+    EXPECT_EQ(list_->open_bytes(), 4 * kPageBytes);
     EXPECT_EQ(list_->CloseBatch(), absl::OkStatus());
+    EXPECT_EQ(list_->open_bytes(), 0u);
     EXPECT_LE(events(), 1u);
-    ASSERT_EQ(list_->FindRange(4, Bytes(256)), large.span());
+    ASSERT_EQ(list_->FindRange(4 * kPageBytes, 0, Bytes(256)), large.span());
     list_->RemoveRange(large.span());
-    large.span()->slab->Revive(0);
+    FakeSpan::Free(block);
     ASSERT_TRUE(list_->empty());
   }
   EXPECT_EQ(events(), 0u);
+}
+
+TEST_F(StreamFreeListTest, WhatItsStreamUsesAgainIsNotOpen) {
+  Push(0);
+  Push(0);
+  Push(1);
+  EXPECT_EQ(list_->open_bytes(), 3 * 256u);
+  list_->PopSlot(0);
+  EXPECT_EQ(list_->open_bytes(), 2 * 256u);
+  EXPECT_EQ(list_->RemoveSlab(slabs_[1].span()), 1u);
+  EXPECT_EQ(list_->open_bytes(), 256u);
 }
 
 TEST_F(StreamFreeListTest, ADestroyedStreamHasNothingToWaitFor) {
@@ -160,7 +171,7 @@ TEST_F(StreamFreeListTest, AgreesWithAModel) {
     std::vector<Pushed>& stack = model[size_class];
     switch (random() % 8) {
       default:
-        if (slabs_[size_class].span()->slab->free_count() > 0) {
+        if (slabs_[size_class].span()->free_slots.free_count() > 0) {
           stack.push_back({Push(size_class)});
         }
         break;
@@ -172,7 +183,7 @@ TEST_F(StreamFreeListTest, AgreesWithAModel) {
         if (!block) break;
         ASSERT_EQ(block->slot, stack.back().block.slot);
         stack.pop_back();
-        block->span->slab->Free(block->slot);
+        FakeSpan::Free(*block);
         break;
       }
       case 6:
@@ -191,7 +202,7 @@ TEST_F(StreamFreeListTest, AgreesWithAModel) {
               other, [](const Pushed& pushed) { return pushed.closed; });
         }
         ASSERT_EQ(freed.size(), closed);
-        for (const Block& block : freed) block.span->slab->Free(block.slot);
+        for (const Block& block : freed) FakeSpan::Free(block);
         break;
       }
     }

@@ -5,9 +5,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 
-#include "alloc/slab.h"
 #include "alloc/span.h"
 #include "quire/alloc/device_memory.h"
 
@@ -15,23 +13,37 @@ namespace quire {
 
 class FakeSpan {
  public:
-  FakeSpan(uint64_t address, uint64_t pages)
-      : range_(DeviceAddress(address), PageCount(pages)) {
+  // A large range of so many bytes.
+  FakeSpan(uint64_t address, uint64_t bytes)
+      : range_(DeviceAddress(address), PageCount(1)) {
     span_.range = &range_;
-    span_.pages = pages;
+    span_.base = address;
+    span_.records = &span_.large_record;
+    span_.SetSlots(bytes, 1);
   }
 
   Span* span() { return &span_; }
   // Becomes a slab of the class.
   void SetSlab(int size_class, Bytes slot_size, uint32_t slots) {
+    records_ = std::make_unique<AtomicSlotRecord[]>(slots);
+    span_.records = records_.get();
     span_.size_class = size_class;
-    span_.slab = std::make_unique<Slab>(slot_size, slots, 1);
+    span_.SetSlots(slot_size.value(), slots);
+    span_.free_slots.Reset(slots);
   }
-  // Takes a slot and makes it cool.
+  // Takes a slot, or the whole of a large span, and makes it cool.
   Block CoolingBlock() {
-    const Block block = {&span_, span_.slab->Take()};
-    span_.slab->Cool(block.slot);
+    Block block = {&span_, 0};
+    if (!span_.large()) block.slot = span_.free_slots.Take(&order_);
+    block.record().store(SlotRecord::Live(0, 0).Freed());
+    ++span_.cooling;
     return block;
+  }
+
+  // A block that cooled is free, or in use again.
+  static void Free(Block block) {
+    --block.span->cooling;
+    if (!block.span->large()) block.span->free_slots.Put(block.slot);
   }
 
  private:
@@ -43,6 +55,8 @@ class FakeSpan {
 
   Range range_;
   Span span_;
+  std::unique_ptr<AtomicSlotRecord[]> records_;
+  SlotOrder order_{1};
 };
 
 }  // namespace quire

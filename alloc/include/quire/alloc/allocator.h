@@ -2,9 +2,14 @@
 //
 // Small requests are slots of size classes (at most 12.5 % internal waste) in
 // slabs of one or more pages; large ones take any free pages, mapped side by
-// side under fresh addresses, so page-level fragmentation does not exist. Freed
-// memory is kept, still mapped, and re-used; its pages return to the pool when
-// memory is short or Trim is called.
+// side under fresh addresses, so page-level fragmentation does not exist, and
+// share the pages where one ends and another begins. Freed memory is kept,
+// still mapped, and re-used; its pages return to the pool when memory is short,
+// when they are needed under other addresses, or when Trim is called. Owners
+// share no page.
+//
+// What a thread freed on a stream it has again without a lock, a driver call or
+// a look-up: see DeviceAllocatorOptions::thread_cache.
 //
 // Stream order: memory freed on a stream may be handed out again at once to the
 // same stream, and to another one when the work queued before the free is done.
@@ -58,11 +63,12 @@ struct AllocationInfo {
 // live is what callers hold rounded up to its class or page, cached is
 // mapped-but-free memory kept for re-use, cooling is known to be over only when
 // the allocator next looks, and slack is what no request can have: the ends of
-// slabs, and the pages that a re-used range has beyond those asked for.
+// slabs, and the gaps of pages that large allocations share.
 #define QUIRE_ALLOCATOR_STATISTICS(X)                                  \
   X(requested_bytes, "sum of the sizes asked for by live allocations") \
   X(live_bytes, "the same with rounding to size classes and pages")    \
   X(cached_bytes, "mapped and free, kept for re-use")                  \
+  X(thread_cached_bytes, "of these, in the caches of threads")         \
   X(cooling_bytes, "freed, but a stream may still be using it")        \
   X(slack_bytes, "mapped and unusable: ends of slabs and of ranges")   \
   X(mapped_bytes, "pages mapped for this allocator")                   \
@@ -72,7 +78,8 @@ struct AllocationInfo {
   X(total_allocations, "calls of Allocate that succeeded")             \
   X(total_frees, "calls of Free that succeeded")                       \
   X(failed_allocations, "calls of Allocate that failed")               \
-  X(slab_count, "slabs that exist now")
+  X(slab_count, "slabs that exist now")                                \
+  X(metadata_bytes, "host memory that describes slots and ranges")
 
 struct AllocatorStatistics {
 #define QUIRE_DECLARE_STATISTIC(name, help) uint64_t name = 0;
@@ -89,14 +96,16 @@ struct DeviceAllocatorOptions {
   // Told of allocations, frees and failures; null: nobody. Outlives the
   // allocator.
   EventTrace* trace = nullptr;
-  // Whom the pages of slabs are accounted to: allocations of many owners share
-  // them.
-  OwnerId slab_owner = kUnnamedOwner;
   // Slots of slabs are handed out in random order: this one.
   uint64_t seed = 1;
-  // Frees on one stream gather until they come to this much; then one event is
-  // recorded for all of them. 0: each free records its own.
-  Bytes fence_batch = MiB(1);
+  // What was freed on one stream and not used there again gathers until it
+  // comes to this much, or until others need it; then one event is recorded for
+  // all of it. 0: each free records its own, and takes the lock to do so.
+  Bytes fence_batch = MiB(64);
+  // The most that a thread may keep, of what it freed on one stream for one
+  // owner, to have it again without a lock; default: 1 GiB, and never more than
+  // a sixteenth of the pool. Whoever is short of memory has it at once.
+  std::optional<Bytes> thread_cache;
 };
 
 class DeviceAllocator {
@@ -137,9 +146,10 @@ class DeviceAllocator {
   Bytes Trim(Bytes keep = Bytes(0));
 
   AllocatorStatistics GetStatistics() const;
-  // The largest Allocate that would succeed now, everything reclaimable
-  // reclaimed and every cooling page waited for. O(1).
-  Bytes GetLargestPossible() const;
+  // An Allocate of so much, of the default alignment, would succeed now for the
+  // owner, everything reclaimable reclaimed and every cooling page waited for.
+  // One that shares the pages of its neighbours may be up to two pages longer.
+  Bytes GetLargestPossible(OwnerId owner = kUnnamedOwner) const;
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
   absl::Status CheckInvariants() const;
 

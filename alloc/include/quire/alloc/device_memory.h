@@ -188,6 +188,9 @@ class DeviceMemory {
   DeviceId device() const;
   Bytes page_size() const;
   OwnerRegistry* owners() const;
+  // All addresses of this memory: what statistics call address_space, from
+  // here.
+  DeviceAddress first_address() const;
 
   // ---- Addresses ----
   // `alignment` 0: the page size. Otherwise a power of two, which may exceed
@@ -259,6 +262,20 @@ class DeviceMemory {
   PageCount CommittedPages(const AddressRange* range, PageCount first,
                            PageCount count) const;
 
+  // Prepare apart from commit, for those who commit under a lock of their own
+  // that a reclaimer takes. Gather makes sure that `pages` are cached, that the
+  // owner may have them, and that `addresses` side by side are free, as
+  // ReserveRange and Commit would, with their errors; whoever comes first takes
+  // them.
+  absl::Status Gather(OwnerId owner, PageCount pages, PageCount addresses,
+                      Bytes alignment, bool wait);
+  // A range of pages.size() slots, each backed as by CommitPages, from cached
+  // pages and free addresses only: creates no page, asks no reclaimer, waits
+  // for nothing. Errors: kAborted where these are fewer than it takes (gather
+  // and try again), and those of CommitPages; kResourceExhausted is one of
+  // mappings, the driver's, without a verdict: see DescribeMappingShortage.
+  absl::StatusOr<AddressRange*> TryMakeRange(OwnerId owner, Bytes alignment,
+                                             std::span<const PageHandle> pages);
   // Creates handles ahead until `count` are cached, or as many as the limit
   // allows, so that later commits create none. All or nothing where the driver
   // refuses.
@@ -297,6 +314,9 @@ class DeviceMemory {
   // verdict included: for callers that see so before they try.
   absl::Status DescribeShortage(PageCount pages,
                                 OwnerId owner = kUnnamedOwner) const;
+  // The same where the driver takes no more mappings, and said so: `refusal`.
+  absl::Status DescribeMappingShortage(PageCount pages, OwnerId owner,
+                                       const absl::Status& refusal) const;
 
   DeviceMemoryStatistics GetStatistics() const;
   // GetStatistics().live without the lock, as of some moment ago.

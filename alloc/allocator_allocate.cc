@@ -1,0 +1,369 @@
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "alloc/allocator_impl.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+// While nothing but time helps, streams are asked at intervals that grow from
+// the first figure to the second: none of them can be waited for alone, since
+// nobody knows which is done first.
+constexpr std::chrono::microseconds kFirstPollInterval(20);
+constexpr std::chrono::microseconds kLastPollInterval(500);
+
+// Pages that were gathered may be taken by another thread before they are used.
+// So many times in a row is no accident.
+constexpr int kGatherAttempts = 64;
+
+// How much longer than a request a cooling range may be that its stream takes
+// back: a part of the request.
+constexpr uint64_t kFitDivisor = 64;
+
+}  // namespace
+
+absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
+    Bytes size, const AllocateOptions& options) {
+  const Request request = {size, options.stream, options.owner,
+                           std::max(options.alignment, kDefaultAlignment)};
+  if (!IsPowerOfTwo(options.alignment.value())) {
+    return Fail(request, absl::InvalidArgumentError(absl::StrFormat(
+                             "alignment %u is not a power of two",
+                             options.alignment.value())));
+  }
+  if (request.owner.value() >= kMaxOwners) {
+    return Fail(request, absl::InvalidArgumentError(absl::StrFormat(
+                             "owner %u is not below %u", request.owner.value(),
+                             kMaxOwners)));
+  }
+  if (!table_error_.ok()) return Fail(request, table_error_);
+  const std::optional<int> size_class =
+      classes_.ClassFor(size, request.alignment);
+  absl::StatusOr<DeviceAddress> address =
+      size_class ? AllocateSmall(*size_class, request) : AllocateLarge(request);
+  if (!address.ok()) return Fail(request, address.status());
+  return address;
+}
+
+// ---- Small ------------------------------------------------------------------
+
+absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
+    int size_class, const Request& request) {
+  OwnerHeap* heap = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    heap = HeapOf(request.owner);
+  }
+  ThreadCache* const cache = CacheOf(heap, request.stream);
+  {
+    MutexLock lock(&mutex_);
+    std::optional<Block> block = TakeSlot(heap, size_class, request.stream);
+    if (!block) {
+      Poll();
+      block = TakeSlot(heap, size_class, request.stream);
+    }
+    if (!block) block = heap->TakeSlotOfNewSlab(size_class);
+    if (!block && FlushCaches()) {
+      CloseBatches();
+      Poll();
+      block = TakeSlot(heap, size_class, request.stream);
+      if (!block) block = heap->TakeSlotOfNewSlab(size_class);
+    }
+    if (block) {
+      if (cache != nullptr) Refill(cache, size_class);
+      return Publish(*block, request);
+    }
+  }
+  const PageCount slab_pages = classes_.slab_pages(size_class);
+  for (auto interval = kFirstPollInterval;;
+       interval = std::min(interval * 2, kLastPollInterval)) {
+    if (!HasRoom(PageCount(1))) {
+      MutexLock lock(&mutex_);
+      if (const auto block = TakeAnyRoom(heap, size_class, request)) {
+        return Publish(*block, request);
+      }
+    }
+    absl::StatusOr<DeviceAddress> address =
+        AllocateInNewSlab(size_class, slab_pages, request, /*wait=*/false);
+    if (absl::IsResourceExhausted(address.status()) &&
+        slab_pages > PageCount(1)) {
+      // There may be one page where there are not enough for a whole slab.
+      address = AllocateInNewSlab(size_class, PageCount(1), request,
+                                  /*wait=*/false);
+    }
+    if (!absl::IsResourceExhausted(address.status())) return address;
+    {
+      MutexLock lock(&mutex_);
+      Collect();
+      if (const auto block = TakeAnyRoom(heap, size_class, request)) {
+        return Publish(*block, request);
+      }
+      // A slot may cool on one stream and pages on another: whichever is done
+      // first serves the request.
+      if (!CanAwaitSlot(*heap, size_class)) break;
+    }
+    std::this_thread::sleep_for(interval);
+  }
+  return AllocateInNewSlab(size_class, PageCount(1), request, /*wait=*/true);
+}
+
+absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
+    int size_class, PageCount pages, const Request& request, bool wait) {
+  OwnerHeap* heap = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    heap = HeapOf(request.owner);
+  }
+  absl::Status status;
+  for (int i = 0; i < kGatherAttempts; ++i) {
+    RecyclePages(pages.value(), heap);
+    QUIRE_RETURN_IF_ERROR(memory_->Gather(pages, pages, Bytes(0), wait));
+    MutexLock lock(&mutex_);
+    status = heap->AddSlab(size_class, pages.value());
+    if (status.ok()) return Publish(*heap->TakeSlot(size_class), request);
+    // Out of mappings: to give a range back may make room for one.
+    if (absl::IsResourceExhausted(status) &&
+        ReleaseFree(pages.value(), heap) == 0) {
+      break;
+    }
+    if (!absl::IsResourceExhausted(status) && !absl::IsAborted(status)) break;
+  }
+  return DescribeRefusal(pages, status);
+}
+
+std::optional<Block> DeviceAllocator::Impl::TakeSlot(OwnerHeap* heap,
+                                                     int size_class,
+                                                     StreamId stream) {
+  if (StreamFreeList* const list = heap->FindFreeList(stream)) {
+    if (const std::optional<Block> block = list->PopSlot(size_class)) {
+      heap->Revive(*block);
+      return block;
+    }
+  }
+  return heap->TakeSlot(size_class);
+}
+
+std::optional<Block> DeviceAllocator::Impl::TakeAnyRoom(
+    OwnerHeap* heap, int least, const Request& request) {
+  for (int i = least; i < classes_.count(); ++i) {
+    if (slot_sizes_[i] % request.alignment.value() != 0) continue;
+    if (const auto block = TakeSlot(heap, i, request.stream)) return block;
+  }
+  const uint64_t bytes =
+      std::max(*CheckedAlignUp(request.size.value(), kSeamBytes), kSeamBytes);
+  if (heap->PlanLarge(bytes, request.alignment).new_pages() > 0) {
+    return std::nullopt;
+  }
+  absl::StatusOr<Block> block = heap->AddLarge(bytes, request.alignment);
+  return block.ok() ? std::optional(*block) : std::nullopt;
+}
+
+// ---- Large ------------------------------------------------------------------
+
+absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
+    const Request& request) {
+  QUIRE_RETURN_IF_ERROR(CheckAgainstLimit(request));
+  // Below the limit, so this cannot overflow.
+  const uint64_t bytes =
+      std::max(*CheckedAlignUp(request.size.value(), kSeamBytes), kSeamBytes);
+  OwnerHeap* heap = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    heap = HeapOf(request.owner);
+    std::optional<Block> block = TakeRange(heap, bytes, request);
+    if (!block) {
+      Poll();
+      block = TakeRange(heap, bytes, request);
+    }
+    if (block) return Publish(*block, request);
+  }
+  // Waiting makes the pool take what cools here, and a stream that has enough
+  // of its own is better off with that.
+  if (!HasRoom(PagesFor(Bytes(bytes), memory_->page_size()))) {
+    MutexLock lock(&mutex_);
+    if (const auto block = TakePartOfOwnRange(heap, bytes, request)) {
+      return Publish(*block, request);
+    }
+  }
+  return AllocateNewRange(bytes, request);
+}
+
+absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
+    uint64_t bytes, const Request& request) {
+  OwnerHeap* heap = nullptr;
+  SeamPlan plan;
+  {
+    MutexLock lock(&mutex_);
+    heap = HeapOf(request.owner);
+    plan = heap->PlanLarge(bytes, request.alignment);
+  }
+  absl::Status status;
+  for (int i = 0; i < kGatherAttempts; ++i) {
+    RecyclePages(plan.new_pages(), heap);
+    QUIRE_RETURN_IF_ERROR(memory_->Gather(PageCount(plan.new_pages()),
+                                          PageCount(plan.slots()),
+                                          request.alignment, /*wait=*/true));
+    MutexLock lock(&mutex_);
+    absl::StatusOr<Block> block = heap->AddLarge(bytes, request.alignment);
+    if (block.ok()) return Publish(*block, request);
+    status = block.status();
+    // Out of mappings: to give a range back may make room for one.
+    if (absl::IsResourceExhausted(status) &&
+        ReleaseFree(plan.slots(), heap) == 0) {
+      break;
+    }
+    if (!absl::IsResourceExhausted(status) && !absl::IsAborted(status)) break;
+    plan = heap->PlanLarge(bytes, request.alignment);
+  }
+  return DescribeRefusal(PageCount(plan.slots()), status);
+}
+
+absl::Status DeviceAllocator::Impl::DescribeRefusal(
+    PageCount pages, const absl::Status& refusal) const {
+  if (absl::IsResourceExhausted(refusal)) {
+    return memory_->DescribeMappingShortage(pages, refusal);
+  }
+  return absl::IsAborted(refusal) ? memory_->DescribeShortage(pages) : refusal;
+}
+
+std::optional<Block> DeviceAllocator::Impl::TakeRange(OwnerHeap* heap,
+                                                      uint64_t bytes,
+                                                      const Request& request) {
+  StreamFreeList* const list = heap->FindFreeList(request.stream);
+  if (list != nullptr) {
+    if (Span* const own =
+            list->FindRange(bytes, bytes / kFitDivisor, request.alignment)) {
+      list->RemoveRange(own);
+      heap->Revive({own, 0});
+      return Block{own, 0};
+    }
+  }
+  Span* const parked = heap->FindParked(bytes, request.alignment);
+  if (parked == nullptr) return std::nullopt;
+  return heap->TakeParked(parked);
+}
+
+std::optional<Block> DeviceAllocator::Impl::TakePartOfOwnRange(
+    OwnerHeap* heap, uint64_t bytes, const Request& request) {
+  StreamFreeList* const list = heap->FindFreeList(request.stream);
+  Span* const own = list == nullptr
+                        ? nullptr
+                        : list->FindRange(bytes, UINT64_MAX, request.alignment);
+  if (own == nullptr) return std::nullopt;
+  // The rest still cools.
+  const std::optional<Fence> fence = list->FenceOf(own);
+  if (!fence) return std::nullopt;
+  list->RemoveRange(own);
+  heap->Revive({own, 0});
+  heap->Shrink(own, bytes, *fence);
+  return Block{own, 0};
+}
+
+// ---- Room -------------------------------------------------------------------
+
+void DeviceAllocator::Impl::RecyclePages(uint64_t wanted, OwnerHeap* heap) {
+  const DeviceMemoryStatistics pool = memory_->GetStatistics();
+  const uint64_t prepared = pool.cached.value() / pool.page_size.value();
+  if (prepared >= wanted) return;
+  MutexLock lock(&mutex_);
+  Collect();
+  ReleaseFree(wanted - prepared, heap);
+}
+
+bool DeviceAllocator::Impl::HasRoom(PageCount pages) const {
+  const DeviceMemoryStatistics pool = memory_->GetStatistics();
+  const uint64_t page = pool.page_size.value();
+  uint64_t room = pool.growable.value() / page + pool.cached.value() / page;
+  MutexLock lock(&mutex_);
+  for (const auto& heap : heaps_) room += heap->free_pages();
+  return room >= pages.value();
+}
+
+// ---- What is handed out -----------------------------------------------------
+
+DeviceAddress DeviceAllocator::Impl::Publish(Block block,
+                                             const Request& request) {
+  Span* const span = block.span;
+  if (span->large()) {
+    span->requested = request.size;
+    span->stream = request.stream;
+    block.record().store(SlotRecord::Live(0, SlotRecord::kOtherStream));
+  } else {
+    block.record().store(SlotRecord::Live(
+        static_cast<uint32_t>(span->slot_size - request.size.value()),
+        IndexOfStream(request.stream)));
+  }
+  CountAllocation(span->heap, span->slot_size, request.size.value());
+  if (options_.trace != nullptr) {
+    Trace(TraceAction::kAllocate, request.owner, block.address(), request.size);
+  }
+  CheckAfterMutation();
+  return block.address();
+}
+
+void DeviceAllocator::Impl::Refill(ThreadCache* cache, int size_class) {
+  OwnerHeap* const heap = cache->heap();
+  StreamFreeList* const list = heap->FindFreeList(cache->stream());
+  for (uint32_t i = cache->RefillCount(size_class, slot_sizes_[size_class]);
+       i > 0; --i) {
+    std::optional<Block> block;
+    if (list != nullptr) block = list->PopSlot(size_class);
+    const bool of_stream = block.has_value();
+    if (of_stream) {
+      heap->Revive(*block);
+    } else {
+      block = heap->TakeSlot(size_class);
+      if (!block) return;
+    }
+    cache->Push(
+        size_class, slot_sizes_[size_class],
+        {&block->record(), block->address().value() | (of_stream ? 0 : 1)});
+  }
+}
+
+OwnerHeap* DeviceAllocator::Impl::HeapOf(OwnerId owner) {
+  if (owner.value() >= heap_of_owner_.size()) {
+    heap_of_owner_.resize(size_t{owner.value()} + 1);
+  }
+  OwnerHeap*& heap = heap_of_owner_[owner.value()];
+  if (heap == nullptr) {
+    heaps_.push_back(
+        std::make_unique<OwnerHeap>(owner, memory_, &classes_, spans_.get(),
+                                    &mapped_, options_.seed + owner.value()));
+    heap = heaps_.back().get();
+  }
+  return heap;
+}
+
+ThreadCache* DeviceAllocator::Impl::CacheOf(OwnerHeap* heap, StreamId stream) {
+  if (cache_byte_limit_ == 0 || thread_cache_index.ended) return nullptr;
+  if (ThreadCache* const cache =
+          thread_cache_index.Find(number_, stream, heap)) {
+    return cache;
+  }
+  if (stream != StreamId() && !CheckStream(stream).ok()) return nullptr;
+  ThreadCache* cache = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    caches_.push_back(
+        std::make_unique<ThreadCache>(heap, stream, IndexOfStream(stream),
+                                      classes_.count(), cache_byte_limit_));
+    cache = caches_.back().get();
+  }
+  AddToThreadCacheIndex(anchor_, {number_, stream, heap->owner(), heap, cache});
+  return cache;
+}
+
+uint32_t DeviceAllocator::Impl::IndexOfStream(StreamId stream) {
+  const auto known = std::find(streams_.begin(), streams_.end(), stream);
+  const auto index = static_cast<size_t>(known - streams_.begin());
+  if (known == streams_.end()) streams_.push_back(stream);
+  return static_cast<uint32_t>(
+      std::min<size_t>(index, SlotRecord::kOtherStream));
+}
+
+}  // namespace quire

@@ -1,0 +1,175 @@
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "alloc/allocator_impl.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+absl::Status DeviceAllocator::Impl::FreeSlow(DeviceAddress address,
+                                             StreamId stream) {
+  OwnerHeap* heap = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    QUIRE_ASSIGN_OR_RETURN(const Block block, LocateLive(address));
+    if (!block.span->large()) heap = block.span->heap;
+  }
+  ThreadCache* const cache = heap == nullptr ? nullptr : CacheOf(heap, stream);
+  MutexLock lock(&mutex_);
+  QUIRE_ASSIGN_OR_RETURN(const Block block, LocateLive(address));
+  QUIRE_RETURN_IF_ERROR(FreeBlock(block, stream, cache));
+  CheckAfterMutation();
+  return absl::OkStatus();
+}
+
+absl::Status DeviceAllocator::Impl::FreeBlock(Block block, StreamId stream,
+                                              ThreadCache* cache) {
+  OwnerHeap* const heap = block.span->heap;
+  const DeviceAddress address = block.address();
+  const uint64_t size = block.size();
+  const uint64_t requested = RequestedOf(block);
+  const SlotRecord was = block.record().load();
+  if (cache == nullptr || !FreeInto(cache, block)) {
+    if (was.special()) {
+      std::vector<StreamId> streams =
+          special_.find(address.value())->second.streams;
+      if (stream != StreamId() &&
+          std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+        streams.push_back(stream);
+      }
+      QUIRE_RETURN_IF_ERROR(CoolOnStreams(block, std::move(streams)));
+      special_.erase(address.value());
+    } else {
+      QUIRE_RETURN_IF_ERROR(CoolOnStream(block, stream));
+    }
+    CountFree(heap, size, requested);
+  }
+  if (options_.trace != nullptr) {
+    Trace(TraceAction::kFree, heap->owner(), address, Bytes(requested));
+  }
+  return absl::OkStatus();
+}
+
+bool DeviceAllocator::Impl::FreeInto(ThreadCache* cache, Block block) {
+  const SlotRecord was = block.record().load();
+  const Span& span = *block.span;
+  if (!was.plainly_live()) return false;
+  if (!cache->Grow(span.size_class, span.slot_size)) {
+    std::vector<CachedSlot> slots;
+    cache->Drain(/*half=*/true, &slots, slot_sizes_);
+    ReturnSlots(*cache, slots);
+    if (!cache->Grow(span.size_class, span.slot_size)) return false;
+  }
+  return cache->Free(span.size_class, span.slot_size,
+                     {&block.record(), block.address().value() |
+                                           (cache->stream() == StreamId())},
+                     was);
+}
+
+absl::Status DeviceAllocator::Impl::CoolOnStream(Block block, StreamId stream) {
+  Span* const span = block.span;
+  OwnerHeap* const heap = span->heap;
+  const SlotRecord was = block.record().load();
+  if (stream == StreamId()) {
+    block.record().store(was.Freed());
+    heap->Free(block);
+    return absl::OkStatus();
+  }
+  QUIRE_ASSIGN_OR_RETURN(StreamFreeList* const list, GetFreeList(heap, stream));
+  block.record().store(was.Freed());
+  heap->Cool(block);
+  PushCooling(list, block);
+  return absl::OkStatus();
+}
+
+// A batch is closed when the next free comes, not with the free that fills it:
+// memory that goes round on one stream needs no event. Where the driver
+// refuses, the batch stays open and the next free, or the next request for this
+// memory, tries again.
+void DeviceAllocator::Impl::PushCooling(StreamFreeList* list, Block block) {
+  const bool each = options_.fence_batch.zero();
+  if (!each && list->open_bytes() >= options_.fence_batch.value()) {
+    (void)list->CloseBatch();
+  }
+  list->Push(block);
+  if (each) (void)list->CloseBatch();
+}
+
+absl::Status DeviceAllocator::Impl::CoolOnStreams(
+    Block block, std::vector<StreamId> streams) {
+  if (streams.size() == 1) return CoolOnStream(block, streams.front());
+  QUIRE_ASSIGN_OR_RETURN(
+      Fence fence,
+      RecordOnLiveStreams(memory_->driver(), memory_->device(), streams));
+  block.record().store(block.record().load().Freed());
+  block.span->heap->Cool(block);
+  shared_cooling_.push_back({block, std::move(fence), std::move(streams)});
+  return absl::OkStatus();
+}
+
+absl::Status DeviceAllocator::Impl::RecordStream(DeviceAddress address,
+                                                 StreamId stream) {
+  if (stream == StreamId()) {
+    return absl::InvalidArgumentError("RecordStream without a stream");
+  }
+  MutexLock lock(&mutex_);
+  QUIRE_ASSIGN_OR_RETURN(const Block block, LocateLive(address));
+  QUIRE_RETURN_IF_ERROR(CheckStream(stream));
+  std::vector<StreamId>& streams = special_[address.value()].streams;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+    streams.push_back(stream);
+  }
+  block.record().store(block.record().load().WithSpecial(true));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Block> DeviceAllocator::Impl::LocateLive(
+    DeviceAddress address) const {
+  Span* const span = spans_ == nullptr ? nullptr : spans_->Find(address);
+  if (span == nullptr) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%#x was not allocated here, or its memory was given back since",
+        address.value()));
+  }
+  if (!span->parked) {
+    if (const std::optional<uint32_t> slot = span->SlotAt(address.value())) {
+      switch (span->records[*slot].load().use()) {
+        case SlotUse::kLive:
+          return Block{span, *slot};
+        case SlotUse::kUnused:
+          return absl::InvalidArgumentError(
+              absl::StrFormat("%#x was never allocated", address.value()));
+        case SlotUse::kFreed:
+          break;
+      }
+    }
+  }
+  const uint64_t offset = address.value() - span->base;
+  if (address.value() < span->base || offset % span->last_slot_size != 0 ||
+      offset / span->last_slot_size >= span->last_slot_count) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%#x is not the start of an allocation: it is byte %u of one of %u "
+        "bytes",
+        address.value(), offset % span->last_slot_size, span->last_slot_size));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrFormat("%#x was freed already", address.value()));
+}
+
+absl::Status DeviceAllocator::Impl::CheckStream(StreamId stream) const {
+  return Fence::Record(memory_->driver(), memory_->device(),
+                       std::span(&stream, 1))
+      .status();
+}
+
+absl::StatusOr<StreamFreeList*> DeviceAllocator::Impl::GetFreeList(
+    OwnerHeap* heap, StreamId stream) {
+  if (StreamFreeList* const list = heap->FindFreeList(stream)) return list;
+  // A list waits for nothing on a stream that is gone, so a wrong name must not
+  // get one.
+  QUIRE_RETURN_IF_ERROR(CheckStream(stream));
+  return heap->MakeFreeList(stream);
+}
+
+}  // namespace quire

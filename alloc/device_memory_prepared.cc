@@ -1,0 +1,117 @@
+// Prepare apart from commit: making sure of pages and addresses, which may ask
+// reclaimers and wait, and making a range from what is there, which does not.
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "alloc/device_memory_impl.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+absl::Status DeviceMemory::Impl::Gather(OwnerId owner, PageCount pages,
+                                        PageCount addresses, Bytes alignment,
+                                        bool wait) {
+  QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
+  if (!alignment.zero() && !IsPowerOfTwo(alignment.value())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "alignment ", alignment.value(), " is not a power of two"));
+  }
+  CommitAttempt attempt;
+  attempt.wanted = pages.value();
+  ReliefState relief;
+  relief.may_wait = wait;
+  absl::Status status;
+  bool found_addresses = false;
+  do {
+    MutexLock lock(&mutex_);
+    if (addresses > PageCount(addresses_->total_pages())) break;
+    // What has cooled costs less than a page that is made.
+    HarvestAll();
+    found_addresses = HasAddresses(addresses, alignment);
+    status = backing_.TryPrepareFor(owner, &attempt);
+    NoteFailure(&relief);
+    AfterMutation();
+    if (found_addresses && status.ok()) return absl::OkStatus();
+    if (!status.ok() && !absl::IsResourceExhausted(status)) break;
+    // What is never to be had is worth nobody's cache.
+    if (attempt.hopeless) break;
+  } while (attempt.shortage == CommitAttempt::Shortage::kOwner
+               ? RelieveOwner(attempt, relief)
+               : Relieve(std::max(attempt.missing,
+                                  found_addresses ? 0 : addresses.value()),
+                         &relief));
+  {
+    MutexLock lock(&mutex_);
+    backing_.AbandonCommit(attempt);
+    AfterMutation();
+    freed_.NotifyAll();
+  }
+  if (absl::IsResourceExhausted(status)) {
+    return OutOfMemory({owner, attempt.requested(), attempt.shortage, status});
+  }
+  return status.ok() ? OutOfAddresses(addresses) : status;
+}
+
+PageCount DeviceMemory::Impl::HarvestCached() {
+  MutexLock lock(&mutex_);
+  if (HarvestAll()) {
+    AfterMutation();
+    freed_.NotifyAll();
+  }
+  return PageCount(backing_.pool().cached());
+}
+
+bool DeviceMemory::Impl::HasAddresses(PageCount count, Bytes alignment) {
+  const std::optional<uint64_t> first =
+      addresses_->Take(count.value(), std::max(alignment, Bytes(1)).value());
+  if (first) addresses_->Return(*first, count.value());
+  return first.has_value();
+}
+
+absl::StatusOr<AddressRange*> DeviceMemory::Impl::TryMakeRange(
+    OwnerId owner, Bytes alignment, std::span<const PageHandle> pages) {
+  QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
+  const PageCount count(pages.size());
+  MutexLock lock(&mutex_);
+  const auto fresh = static_cast<uint64_t>(
+      std::count(pages.begin(), pages.end(), PageHandle()));
+  const uint64_t prepared = backing_.pool().cached();
+  if (fresh > prepared) {
+    return absl::AbortedError(
+        absl::StrCat(fresh, " pages wanted, ", prepared, " are prepared"));
+  }
+  const std::optional<uint64_t> first =
+      addresses_->Take(count.value(), std::max(alignment, Bytes(1)).value());
+  if (!first) {
+    return absl::AbortedError(
+        absl::StrCat("no run of ", count.value(), " addresses is free"));
+  }
+  auto range = std::make_shared<ManagedRange>(addresses_->AddressOf(*first),
+                                              *first, count, owner);
+  addresses_->Publish(*first, count.value(), range.get());
+  AddressRange* const result = range.get();
+  ranges_.emplace(*first, range);
+  CommitAttempt attempt;
+  const absl::Status status =
+      backing_.TryCommit({range.get(), 0, count.value(), pages}, &attempt);
+  if (!status.ok()) {
+    // What the driver lost on the way lingers, and keeps the addresses.
+    addresses_->Publish(*first, count.value(), nullptr);
+    range->retired = true;
+    if (range->lingering == 0) FreeAddresses(range.get());
+    AfterMutation();
+    const bool may_be_gathered =
+        absl::IsResourceExhausted(status) &&
+        attempt.shortage != CommitAttempt::Shortage::kMappings;
+    return may_be_gathered ? absl::AbortedError(status.message()) : status;
+  }
+  Record(TraceAction::kCommit, result, 0, attempt.became_live);
+  AfterMutation();
+  return result;
+}
+
+}  // namespace quire

@@ -1,0 +1,219 @@
+// The memory of one owner: its slabs, its large ranges, and the accounts of
+// both.
+//
+// Knows what each byte that is mapped for the owner is used as, and nothing of
+// streams: who may have a cooling block, and when it is free, is for the caller
+// to know. Owners share no page, so that what one has can be counted, limited,
+// put to sleep and given back without looking at another.
+//
+// A small request takes a slot from a slab of its class; slabs with free slots
+// stand in the class's list. When nothing is left of a slab it is parked: a
+// mapped range that serves large requests and slabs of every class alike. The
+// first empty slab of each class stays, so that one slot that comes and goes
+// does not make a slab each time. A large request takes a parked range that
+// fits well, else any pages side by side, its ends on pages that it shares with
+// its neighbours (SeamPacker).
+//
+// Accounts, in bytes of physical pages: mapped = held + free + cooling + slack.
+// Held is what callers and the caches of threads have, in slots and large
+// ranges; slack is the ends of slabs and the gaps of seam pages.
+//
+// O(1), but for parked ranges, which are found in O(log ranges), seams
+// (SeamPacker), and making a slab, which is O(slots). Guarded by the
+// allocator's lock. Calls DeviceMemory to make and release ranges, with
+// functions that ask no reclaimer and wait for nothing.
+
+#ifndef QUIRE_ALLOC_OWNER_HEAP_H_
+#define QUIRE_ALLOC_OWNER_HEAP_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "alloc/range_cache.h"
+#include "alloc/seam_packer.h"
+#include "alloc/size_classes.h"
+#include "alloc/span.h"
+#include "alloc/span_table.h"
+#include "alloc/stream_free_list.h"
+#include "quire/alloc/device_memory.h"
+#include "quire/alloc/fence.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+struct HeapAccounts {
+  uint64_t mapped_bytes = 0;
+  uint64_t held_bytes = 0;
+  uint64_t free_bytes = 0;
+  uint64_t cooling_bytes = 0;
+  uint64_t slack_bytes = 0;
+  uint64_t slabs = 0;
+};
+
+// What went through the heap itself; caches of threads count for themselves.
+struct AllocationCounters {
+  int64_t requested_bytes = 0;  // below 0: allocated through a cache
+  int64_t live_bytes = 0;
+  uint64_t allocations = 0;
+  uint64_t frees = 0;
+};
+
+// Of all heaps of an allocator.
+struct MappedTotal {
+  uint64_t bytes = 0;
+  uint64_t peak_bytes = 0;
+};
+
+class OwnerHeap {
+ public:
+  // Everything must outlive the heap. Slots are handed out in an order that
+  // depends on `seed`. The ranges of spans that were not released are the
+  // caller's to give back.
+  OwnerHeap(OwnerId owner, DeviceMemory* memory, const SizeClasses* classes,
+            SpanTable* spans, MappedTotal* total, uint64_t seed);
+
+  OwnerId owner() const { return owner_; }
+  // O(1).
+  HeapAccounts accounts() const;
+  AllocationCounters& counters() { return counters_; }
+  const AllocationCounters& counters() const { return counters_; }
+  // Pages of spans that nobody holds any of.
+  uint64_t reclaimable_pages() const {
+    return reclaimable_pages_ + seams_.idle_pages();
+  }
+  // Those that no use is left of: parked ranges and empty slabs.
+  uint64_t free_pages() const { return free_pages_; }
+  // What slabs with held slots have beside these: only moving them frees it.
+  uint64_t pinned_bytes() const;
+  // The most that a request can have without a page: a slot that is free or
+  // cooling, or room between large allocations.
+  Bytes LargestRoom() const;
+  const RangeCache& parked() const { return parked_; }
+
+  // What was freed on streams and may still be in use there. In order of
+  // stream.
+  const std::vector<std::unique_ptr<StreamFreeList>>& free_lists() const {
+    return free_lists_;
+  }
+  void DropEmptyFreeLists();
+  // Null where nothing that was freed on the stream is cooling.
+  StreamFreeList* FindFreeList(StreamId stream);
+  StreamFreeList* MakeFreeList(StreamId stream);
+
+  // ---- Taking: the block is held ----
+  // A free slot of a slab that exists.
+  std::optional<Block> TakeSlot(int size_class);
+  // A slot of a new slab on a parked range that suits its class.
+  std::optional<Block> TakeSlotOfNewSlab(int size_class);
+  // A parked range that is hardly longer than `bytes`.
+  Span* FindParked(uint64_t bytes, Bytes alignment) const;
+  Block TakeParked(Span* span);
+  // A slot, or a large block, that cools, for the stream it was freed on.
+  void Revive(Block block);
+  // New ranges, from prepared pages only (DeviceMemory::TryMakeRange). AddSlab
+  // makes a slab of `pages` pages, its class's number or fewer.
+  absl::Status AddSlab(int size_class, uint64_t pages);
+  absl::StatusOr<Block> AddLarge(uint64_t bytes, Bytes alignment);
+  // What AddLarge would take now.
+  SeamPlan PlanLarge(uint64_t bytes, Bytes alignment) const;
+
+  // ---- Giving back ----
+  // A held block cools. A slot that a thread has cached is held.
+  void Cool(Block block);
+  // A held block becomes free. Its span may be parked.
+  void Free(Block block);
+  // The same for one that cools.
+  void FinishCooling(Block block);
+  // Gives parked ranges and empty slabs to the pool until these make `wanted`
+  // pages, or none is left. Returns the pages given.
+  uint64_t ReleaseFree(uint64_t wanted);
+  // Gives a span to the pool, whose cooling blocks are over once `fence` is
+  // complete. REQUIRES: nothing of it is held, and it is in no list of the
+  // caller.
+  void Release(Span* span, const Fence& fence);
+  // A large block keeps its first `bytes`; the pages behind go to the pool once
+  // `fence` is complete.
+  void Shrink(Span* span, uint64_t bytes, const Fence& fence);
+  // Frees the ends of released ranges whose fences have completed.
+  void PollEndings();
+
+  // Checks itself and its spans, which it adds up.
+  absl::Status CheckInvariants() const;
+
+ private:
+  struct ClassState {
+    std::vector<Span*> partial;  // slabs with free slots; an empty one is first
+    uint64_t idle_slots = 0;     // free or cooling, in all slabs of the class
+    uint64_t empty_slabs = 0;
+  };
+  // An end of a released range in a seam page, until its streams are done.
+  struct Ending {
+    Fence fence;
+    SeamPiece piece;
+  };
+  // What a walk over all spans adds up.
+  struct Sums {
+    uint64_t span_pages = 0;
+    uint64_t span_bytes = 0;
+    uint64_t free = 0;
+    uint64_t cooling = 0;
+    uint64_t slack = 0;
+    uint64_t slabs = 0;
+    uint64_t reclaimable = 0;
+    uint64_t free_pages = 0;
+    std::vector<uint64_t> idle_slots;
+    std::vector<uint64_t> empty_slabs;
+  };
+
+  Span* AddSpan(AddressRange* range);
+  void SetSlab(Span* span, int size_class, uint32_t slots);
+  void DropSlab(Span* span);
+  void SetLarge(Span* span, uint64_t bytes);
+  void Park(Span* span);
+  void Unpark(Span* span);
+  Block Take(Span* span);
+  void CountMapped(uint64_t before);
+  uint64_t MappedPages() const { return span_pages_ + seams_.page_count(); }
+  // A piece of a span that goes.
+  void EndPiece(const SeamPiece& piece, const Fence& fence);
+  // The span begins, or ends, to be reclaimable.
+  void BecomeIdle(const Span& span);
+  void BecomeBusy(const Span& span);
+  void AddPartial(Span* slab);
+  void RemovePartial(Span* slab);
+  void MoveToFront(Span* slab);
+  absl::Status CheckSpan(const Span& span, Sums* sums) const;
+
+  const OwnerId owner_;
+  DeviceMemory* const memory_;
+  const uint64_t page_bytes_;
+  const SizeClasses& classes_;
+  SpanTable* const spans_;
+  MappedTotal* const total_;
+  SlotOrder order_;
+
+  AllocationCounters counters_;
+  std::vector<ClassState> states_;  // by size class
+  RangeCache parked_;
+  SeamPacker seams_;
+  std::vector<Ending> endings_;
+  std::vector<std::unique_ptr<StreamFreeList>> free_lists_;
+  StreamFreeList* recent_list_ = nullptr;
+
+  uint64_t span_pages_ = 0;  // whole pages of spans: no seam pages
+  uint64_t span_bytes_ = 0;  // capacity of spans, ends in seam pages included
+  uint64_t free_bytes_ = 0;
+  uint64_t cooling_bytes_ = 0;
+  uint64_t slab_slack_bytes_ = 0;
+  uint64_t slabs_ = 0;
+  uint64_t reclaimable_pages_ = 0;
+  uint64_t free_pages_ = 0;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_OWNER_HEAP_H_

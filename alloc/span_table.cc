@@ -1,0 +1,110 @@
+#include "alloc/span_table.h"
+
+#include <sys/mman.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire {
+
+absl::StatusOr<std::unique_ptr<SpanTable>> SpanTable::Create(DeviceAddress base,
+                                                             Bytes size,
+                                                             Bytes page_size) {
+  // All-zero bytes are a table of null pointers, and loads take no lock.
+  static_assert(Entry::is_always_lock_free);
+  static_assert(sizeof(Entry) == sizeof(Span*));
+  const int shift = std::countr_zero(page_size.value());
+  const uint64_t pages = size.value() >> shift;
+  void* const table =
+      mmap(nullptr, pages * sizeof(Entry), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, 0);
+  if (table == MAP_FAILED) {
+    const int error = errno;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot map a table of spans of ", pages * sizeof(Entry),
+                     " bytes: ", std::strerror(error)));
+  }
+  return std::unique_ptr<SpanTable>(
+      new SpanTable(base.value(), pages, shift, static_cast<Entry*>(table)));
+}
+
+SpanTable::~SpanTable() { munmap(table_, pages_ * sizeof(Entry)); }
+
+void SpanTable::Publish(const AddressRange* range, Span* span) {
+  const uint64_t first = (range->address().value() - base_) >> page_shift_;
+  for (uint64_t i = 0; i < range->pages().value(); ++i) {
+    table_[first + i].store(span, std::memory_order_release);
+  }
+}
+
+Span* SpanTable::Add(AddressRange* range) {
+  if (unused_.empty()) {
+    storage_.emplace_back();
+    metadata_bytes_ += sizeof(Span);
+    unused_.push_back(&storage_.back());
+  }
+  Span* const span = unused_.back();
+  unused_.pop_back();
+  if (unused_indices_.empty()) {
+    unused_indices_.push_back(spans_.size());
+    spans_.push_back(nullptr);
+  }
+  span->index = unused_indices_.back();
+  unused_indices_.pop_back();
+  spans_[span->index] = span;
+  span->range = range;
+  span->base = range->address().value();
+  span->size_class = kLargeClass;
+  span->parked = false;
+  span->head = SeamPiece();
+  span->tail = SeamPiece();
+  span->whole_pages = 0;
+  span->cooling = 0;
+  span->list_position = SIZE_MAX;
+  span->records = &span->large_record;
+  span->large_record.store(SlotRecord());
+  Publish(range, span);
+  return span;
+}
+
+void SpanTable::SetRecords(Span* span, uint32_t slots) {
+  ReturnRecords(span);
+  if (slots == 1) {
+    span->records = &span->large_record;
+  } else {
+    const auto power = static_cast<size_t>(std::bit_width(slots - 1));
+    if (unused_records_.size() <= power) unused_records_.resize(power + 1);
+    auto& unused = unused_records_[power];
+    if (unused.empty()) {
+      const size_t length = size_t{1} << power;
+      record_storage_.push_back(std::make_unique<AtomicSlotRecord[]>(length));
+      metadata_bytes_ += length * sizeof(AtomicSlotRecord);
+      unused.push_back(record_storage_.back().get());
+    }
+    span->records = unused.back();
+    unused.pop_back();
+  }
+  for (uint32_t i = 0; i < slots; ++i) span->records[i].store(SlotRecord());
+}
+
+void SpanTable::ReturnRecords(Span* span) {
+  if (span->records == &span->large_record) return;
+  // slot_count is still that of these records.
+  unused_records_[static_cast<size_t>(std::bit_width(span->slot_count - 1))]
+      .push_back(span->records);
+  span->records = &span->large_record;
+}
+
+void SpanTable::Remove(Span* span) {
+  Publish(span->range, nullptr);
+  ReturnRecords(span);
+  spans_[span->index] = nullptr;
+  unused_indices_.push_back(span->index);
+  span->range = nullptr;
+  unused_.push_back(span);
+}
+
+}  // namespace quire

@@ -1,0 +1,85 @@
+// The spans of one allocator: their records, and the way from an address to
+// one.
+//
+// One pointer per page of the device's addresses, in memory that the system
+// backs when it is first touched, so that a span is found by one load and no
+// hash. Find may run beside anything; all else needs the allocator's lock.
+//
+// Spans and slot records are used again and never given back before the end: a
+// thread that asks about an address which is not live (any more) reads a
+// record, whatever happens meanwhile.
+
+#ifndef QUIRE_ALLOC_SPAN_TABLE_H_
+#define QUIRE_ALLOC_SPAN_TABLE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "alloc/span.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+class SpanTable {
+ public:
+  // For addresses from `base` on. REQUIRES: page_size is a power of two. An
+  // error of Create is kResourceExhausted: no room for the table.
+  static absl::StatusOr<std::unique_ptr<SpanTable>> Create(DeviceAddress base,
+                                                           Bytes size,
+                                                           Bytes page_size);
+  ~SpanTable();
+  SpanTable(const SpanTable&) = delete;
+  SpanTable& operator=(const SpanTable&) = delete;
+
+  // The span of the range that contains `address`, or null. Lock-free.
+  Span* Find(DeviceAddress address) const {
+    const uint64_t page = (address.value() - base_) >> page_shift_;
+    if (page >= pages_) return nullptr;
+    return table_[page].load(std::memory_order_acquire);
+  }
+
+  // A span for the range, with a record for one slot, found by every address of
+  // it from here on.
+  Span* Add(AddressRange* range);
+  // Gives the span `slots` records, all unused. REQUIRES: none is live.
+  void SetRecords(Span* span, uint32_t slots);
+  // Its addresses lead nowhere from here on; the span may be used again.
+  void Remove(Span* span);
+
+  // Every span; null where an index is not used.
+  const std::vector<Span*>& spans() const { return spans_; }
+  // Memory of the host that describes memory of the device.
+  uint64_t metadata_bytes() const { return metadata_bytes_; }
+
+ private:
+  using Entry = std::atomic<Span*>;
+
+  SpanTable(uint64_t base, uint64_t pages, int page_shift, Entry* table)
+      : base_(base), pages_(pages), page_shift_(page_shift), table_(table) {}
+  void Publish(const AddressRange* range, Span* span);
+  void ReturnRecords(Span* span);
+
+  const uint64_t base_;
+  const uint64_t pages_;
+  const int page_shift_;
+  Entry* const table_;  // pages_ entries
+
+  std::deque<Span> storage_;
+  std::vector<Span*> unused_;
+  std::vector<Span*> spans_;
+  std::vector<size_t> unused_indices_;
+  // Arrays of records by the power of two of their length.
+  std::vector<std::vector<AtomicSlotRecord*>> unused_records_;
+  std::vector<std::unique_ptr<AtomicSlotRecord[]>> record_storage_;
+  uint64_t metadata_bytes_ = 0;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_SPAN_TABLE_H_

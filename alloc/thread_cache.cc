@@ -1,0 +1,101 @@
+#include "alloc/thread_cache.h"
+
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace quire {
+namespace {
+
+// A miss brings slots for so many bytes, and at most so many slots: few of the
+// large ones, since another class may want their pages.
+constexpr uint64_t kRefillBytes = 256 << 10;
+constexpr uint32_t kRefillSlots = 32;
+// Slots of one class in one cache.
+constexpr uint32_t kFirstCapacity = 64;
+constexpr uint32_t kLargestCapacity = 1 << 16;
+
+int Membarrier(int command) {
+  return static_cast<int>(syscall(SYS_membarrier, command, 0, 0));
+}
+
+}  // namespace
+
+const bool ThreadCache::barriers_are_asymmetric_ =
+    Membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) == 0;
+
+ThreadCache::ThreadCache(OwnerHeap* heap, StreamId stream,
+                         uint32_t stream_index, int size_classes,
+                         uint64_t byte_limit)
+    : stream_index_(stream_index),
+      byte_limit_(byte_limit),
+      bins_(size_classes),
+      heap_(heap),
+      stream_(stream) {}
+
+uint32_t ThreadCache::RefillCount(int size_class, uint64_t slot_size) const {
+  const uint64_t room = byte_limit_ - std::min(byte_limit_, cached_bytes());
+  return static_cast<uint32_t>(
+      std::min({std::max<uint64_t>(kRefillBytes / slot_size, 1),
+                uint64_t{kRefillSlots}, room / slot_size}));
+}
+
+void ThreadCache::SetCapacity(Bin* bin, uint32_t capacity) {
+  auto storage = std::make_unique<CachedSlot[]>(capacity);
+  std::copy(bin->slots, bin->slots + bin->count, storage.get());
+  bin->storage = std::move(storage);
+  bin->slots = bin->storage.get();
+  bin->capacity = capacity;
+}
+
+bool ThreadCache::Grow(int size_class, uint64_t slot_size) {
+  Bin& bin = bins_[size_class];
+  if (cached_bytes() + slot_size > byte_limit_) return false;
+  if (bin.count < bin.capacity) return true;
+  if (bin.capacity >= kLargestCapacity) return false;
+  SetCapacity(&bin, std::max(bin.capacity * 2, kFirstCapacity));
+  return true;
+}
+
+void ThreadCache::Push(int size_class, uint64_t slot_size, CachedSlot slot) {
+  Bin& bin = bins_[size_class];
+  if (bin.count == bin.capacity) {
+    SetCapacity(&bin, std::max(bin.capacity * 2, kFirstCapacity));
+  }
+  bin.slots[bin.count++] = slot;
+  AddCached(slot_size);
+}
+
+void ThreadCache::Drain(bool half, std::vector<CachedSlot>* slots,
+                        const std::vector<uint64_t>& slot_sizes) {
+  for (size_t i = 0; i < bins_.size(); ++i) {
+    Bin& bin = bins_[i];
+    const uint32_t leaving = half ? (bin.count + 1) / 2 : bin.count;
+    slots->insert(slots->end(), bin.slots, bin.slots + leaving);
+    std::copy(bin.slots + leaving, bin.slots + bin.count, bin.slots);
+    bin.count -= leaving;
+    AddCached(-(leaving * slot_sizes[i]));
+  }
+}
+
+void StopCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches) {
+  for (const auto& cache : caches) cache->RequestStop();
+  if (ThreadCache::barriers_are_asymmetric_) {
+    Membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+  } else {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  for (const auto& cache : caches) {
+    while (cache->inside()) std::this_thread::yield();
+  }
+}
+
+void ResumeCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches) {
+  for (const auto& cache : caches) cache->Resume();
+}
+
+}  // namespace quire

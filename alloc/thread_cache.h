@@ -1,0 +1,191 @@
+// Slots that one thread may hand out on one stream without a lock.
+//
+// A cache belongs to a thread, a stream and a heap (an owner's memory). It
+// holds slots that the stream may use at once: free ones, and those which this
+// thread freed on that very stream. To allocate is to pop, to free is to push;
+// both write the slot's record and the cache's own counters, and nothing else.
+//
+// Others need the slots when memory is short, so the allocator can take any
+// cache away from its thread for a while (*stop* it). The thread pays for that
+// with two plain stores and a load per operation, no locked instruction: it
+// says that it is inside, then looks whether it has been stopped; the allocator
+// says stop, makes every running thread of the process pass a memory barrier (a
+// system call), and waits until the thread is not inside. Where the kernel has
+// no such call, threads use a fence of their own.
+//
+// Locking: Enter/Leave, and what is REQUIRED to be inside, are the thread's.
+// All else needs the allocator's lock and the cache stopped, or the thread
+// itself with the allocator's lock.
+
+#ifndef QUIRE_ALLOC_THREAD_CACHE_H_
+#define QUIRE_ALLOC_THREAD_CACHE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "alloc/slot_record.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+class OwnerHeap;
+
+// A slot that is in a cache. Bit 0 of the tagged address says that it is free
+// for every stream, not for that of the cache alone.
+struct CachedSlot {
+  AtomicSlotRecord* record;
+  uint64_t tagged_address;
+
+  uint64_t address() const { return tagged_address & ~uint64_t{1}; }
+  bool free_for_all() const { return (tagged_address & 1) != 0; }
+};
+
+// Counts of what went through a cache: written by its thread only, read by any.
+struct CacheCounters {
+  std::atomic<int64_t> requested_bytes{0};  // may be below 0: freed elsewhere
+  std::atomic<int64_t> live_bytes{0};
+  std::atomic<uint64_t> allocations{0};
+  std::atomic<uint64_t> frees{0};
+  // The largest requested_bytes since it was last reset.
+  std::atomic<int64_t> peak_requested_bytes{0};
+};
+
+class ThreadCache {
+ public:
+  // `byte_limit`: slots beyond it go back to the heap.
+  ThreadCache(OwnerHeap* heap, StreamId stream, uint32_t stream_index,
+              int size_classes, uint64_t byte_limit);
+
+  OwnerHeap* heap() const { return heap_; }
+  StreamId stream() const { return stream_; }
+  uint32_t stream_index() const { return stream_index_; }
+  const CacheCounters& counters() const { return counters_; }
+  uint64_t cached_bytes() const {
+    return cached_bytes_.load(std::memory_order_relaxed);
+  }
+
+  // ---- The thread ----
+  // False where the cache is stopped: the slow path will do.
+  bool Enter() {
+    inside_.store(true, std::memory_order_relaxed);
+    if (barriers_are_asymmetric_) {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } else {
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+    }
+    if (stopped_.load(std::memory_order_acquire)) [[unlikely]] {
+      Leave();
+      return false;
+    }
+    return true;
+  }
+  void Leave() { inside_.store(false, std::memory_order_release); }
+
+  // A slot of the class becomes live; 0 where the cache has none. REQUIRES:
+  // inside; size <= slot_size.
+  uint64_t Allocate(int size_class, uint64_t slot_size, uint64_t size) {
+    Bin& bin = bins_[size_class];
+    if (bin.count == 0) return 0;
+    const CachedSlot slot = bin.slots[--bin.count];
+    slot.record->store(SlotRecord::Live(static_cast<uint32_t>(slot_size - size),
+                                        stream_index_));
+    AddCached(-slot_size);
+    CountAllocation(slot_size, size);
+    return slot.address();
+  }
+  // A live slot, whose record is `was`, becomes free for the stream. False
+  // where the cache is full. REQUIRES: inside.
+  bool Free(int size_class, uint64_t slot_size, CachedSlot slot,
+            SlotRecord was) {
+    Bin& bin = bins_[size_class];
+    if (bin.count == bin.capacity || cached_bytes() + slot_size > byte_limit_)
+        [[unlikely]] {
+      return false;
+    }
+    slot.record->store(was.Freed());
+    bin.slots[bin.count++] = slot;
+    AddCached(slot_size);
+    CountFree(slot_size, slot_size - was.waste());
+    return true;
+  }
+
+  // ---- With the allocator's lock ----
+  // Counts what was allocated or freed for this cache without it.
+  void CountAllocation(uint64_t allocated, uint64_t requested) {
+    Add(&counters_.live_bytes, static_cast<int64_t>(allocated));
+    const int64_t now =
+        Add(&counters_.requested_bytes, static_cast<int64_t>(requested));
+    if (now > counters_.peak_requested_bytes.load(std::memory_order_relaxed)) {
+      counters_.peak_requested_bytes.store(now, std::memory_order_relaxed);
+    }
+    Add(&counters_.allocations, uint64_t{1});
+  }
+  void CountFree(uint64_t allocated, uint64_t requested) {
+    Add(&counters_.live_bytes, -static_cast<int64_t>(allocated));
+    Add(&counters_.requested_bytes, -static_cast<int64_t>(requested));
+    Add(&counters_.frees, uint64_t{1});
+  }
+  void ResetPeak() {
+    counters_.peak_requested_bytes.store(
+        counters_.requested_bytes.load(std::memory_order_relaxed),
+        std::memory_order_relaxed);
+  }
+  // How many slots of the class a miss should bring.
+  uint32_t RefillCount(int size_class, uint64_t slot_size) const;
+  // Adds a slot that the stream may use. Makes room at need.
+  void Push(int size_class, uint64_t slot_size, CachedSlot slot);
+  // Takes all slots of all classes (or the older half of each) out.
+  void Drain(bool half, std::vector<CachedSlot>* slots,
+             const std::vector<uint64_t>& slot_sizes);
+  // Makes room for another slot of the class, where there may be more.
+  // Returns false where slots have to leave first.
+  bool Grow(int size_class, uint64_t slot_size);
+
+  // Keeps the thread out from the next Enter on. See StopCaches.
+  void RequestStop() { stopped_.store(true, std::memory_order_release); }
+  bool inside() const { return inside_.load(std::memory_order_acquire); }
+  void Resume() { stopped_.store(false, std::memory_order_release); }
+
+ private:
+  struct Bin {
+    CachedSlot* slots = nullptr;
+    uint32_t count = 0;
+    uint32_t capacity = 0;
+    std::unique_ptr<CachedSlot[]> storage;
+  };
+
+  // Only one thread writes, so that it need not be atomic as a whole.
+  template <typename T>
+  static T Add(std::atomic<T>* counter, T n) {
+    const T sum = counter->load(std::memory_order_relaxed) + n;
+    counter->store(sum, std::memory_order_relaxed);
+    return sum;
+  }
+  void AddCached(uint64_t n) { Add(&cached_bytes_, n); }
+  void SetCapacity(Bin* bin, uint32_t capacity);
+
+  // Whether StopCaches can rely on the kernel for the threads' barriers.
+  static const bool barriers_are_asymmetric_;
+  friend void StopCaches(const std::vector<std::unique_ptr<ThreadCache>>&);
+
+  std::atomic<bool> inside_{false};
+  std::atomic<bool> stopped_{false};
+  const uint32_t stream_index_;
+  const uint64_t byte_limit_;
+  std::atomic<uint64_t> cached_bytes_{0};
+  std::vector<Bin> bins_;
+  CacheCounters counters_;
+  OwnerHeap* const heap_;
+  const StreamId stream_;
+};
+
+// Returns when no thread is inside any of the caches; until ResumeCaches none
+// will be. Waits for a few instructions of each at most.
+void StopCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches);
+void ResumeCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches);
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_THREAD_CACHE_H_
