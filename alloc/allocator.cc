@@ -89,7 +89,7 @@ absl::Status DeviceAllocator::Impl::Free(DeviceAddress address,
       // Whoever has a stream, or nothing, to wait for beside that of the cache
       // is special.
       const bool freed =
-          was.plainly_live() &&
+          was.plainly_live_for(cache->stream_index()) &&
           cache->Free(span->size_class, span->slot_size,
                       {record, address.value() | (stream == StreamId())}, was);
       cache->Leave();

@@ -20,6 +20,11 @@ constexpr std::chrono::microseconds kLastPollInterval(500);
 // So many times in a row is no accident.
 constexpr int kGatherAttempts = 64;
 
+// Before a page is made, what cools is given so long to become free: about what
+// making the page takes, so that the wait costs no more than it may save.
+constexpr std::chrono::microseconds kPatiencePerPage(30);
+constexpr std::chrono::microseconds kMostPatience(300);
+
 // How much longer than a request a cooling range may be that its stream takes
 // back: a part of the request.
 constexpr uint64_t kFitDivisor = 64;
@@ -113,24 +118,28 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
     int size_class, PageCount pages, const Request& request, bool wait) {
-  OwnerHeap* heap = nullptr;
-  {
-    MutexLock lock(&mutex_);
-    heap = HeapOf(request.owner);
-  }
   absl::Status status;
+  bool awaited = false;
   for (int i = 0; i < kGatherAttempts; ++i) {
-    RecyclePages(pages.value(), heap);
-    QUIRE_RETURN_IF_ERROR(memory_->Gather(pages, pages, Bytes(0), wait));
-    MutexLock lock(&mutex_);
-    status = heap->AddSlab(size_class, pages.value());
-    if (status.ok()) return Publish(*heap->TakeSlot(size_class), request);
-    // Out of mappings: to give a range back may make room for one.
-    if (absl::IsResourceExhausted(status) &&
-        ReleaseFree(pages.value(), heap) == 0) {
-      break;
+    {
+      MutexLock lock(&mutex_);
+      OwnerHeap* const heap = HeapOf(request.owner);
+      Recycle(pages.value(), heap);
+      status = heap->AddSlab(size_class, pages.value());
+      if (status.ok()) return Publish(*heap->TakeSlot(size_class), request);
+      // Out of mappings: to give a range back may make room for one.
+      if (absl::IsResourceExhausted(status) &&
+          ReleaseFree(pages.value(), heap) == 0) {
+        break;
+      }
     }
-    if (!absl::IsResourceExhausted(status) && !absl::IsAborted(status)) break;
+    if (absl::IsResourceExhausted(status)) continue;
+    if (!absl::IsAborted(status)) break;
+    if (!std::exchange(awaited, true) &&
+        AwaitSoon(pages.value(), request.owner)) {
+      continue;
+    }
+    QUIRE_RETURN_IF_ERROR(memory_->Gather(pages, pages, Bytes(0), wait));
   }
   return DescribeRefusal(pages, status);
 }
@@ -158,7 +167,9 @@ std::optional<Block> DeviceAllocator::Impl::TakeAnyRoom(
   if (heap->PlanLarge(bytes, request.alignment).new_pages() > 0) {
     return std::nullopt;
   }
-  absl::StatusOr<Block> block = heap->AddLarge(bytes, request.alignment);
+  uint64_t missing = 0;
+  absl::StatusOr<Block> block = heap->AddLarge(
+      bytes, request.alignment, request.stream, /*prepared=*/0, &missing);
   return block.ok() ? std::optional(*block) : std::nullopt;
 }
 
@@ -194,30 +205,36 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
     uint64_t bytes, const Request& request) {
-  OwnerHeap* heap = nullptr;
-  SeamPlan plan;
-  {
-    MutexLock lock(&mutex_);
-    heap = HeapOf(request.owner);
-    plan = heap->PlanLarge(bytes, request.alignment);
-  }
   absl::Status status;
+  SeamPlan plan;
+  bool awaited = false;
   for (int i = 0; i < kGatherAttempts; ++i) {
-    RecyclePages(plan.new_pages(), heap);
+    uint64_t missing = 0;
+    {
+      MutexLock lock(&mutex_);
+      OwnerHeap* const heap = HeapOf(request.owner);
+      plan = heap->PlanLarge(bytes, request.alignment);
+      const uint64_t prepared = Recycle(plan.new_pages(), heap);
+      // What was recycled may leave room for its ends.
+      plan = heap->PlanLarge(bytes, request.alignment);
+      absl::StatusOr<Block> block = heap->AddLarge(
+          bytes, request.alignment, request.stream, prepared, &missing);
+      if (block.ok()) return Publish(*block, request);
+      status = block.status();
+      // Out of mappings: to give a range back may make room for one.
+      if (absl::IsResourceExhausted(status) &&
+          ReleaseFree(plan.slots(), heap) == 0) {
+        break;
+      }
+    }
+    if (absl::IsResourceExhausted(status)) continue;
+    if (!absl::IsAborted(status)) break;
+    if (!std::exchange(awaited, true) && AwaitSoon(missing, request.owner)) {
+      continue;
+    }
     QUIRE_RETURN_IF_ERROR(memory_->Gather(PageCount(plan.new_pages()),
                                           PageCount(plan.slots()),
                                           request.alignment, /*wait=*/true));
-    MutexLock lock(&mutex_);
-    absl::StatusOr<Block> block = heap->AddLarge(bytes, request.alignment);
-    if (block.ok()) return Publish(*block, request);
-    status = block.status();
-    // Out of mappings: to give a range back may make room for one.
-    if (absl::IsResourceExhausted(status) &&
-        ReleaseFree(plan.slots(), heap) == 0) {
-      break;
-    }
-    if (!absl::IsResourceExhausted(status) && !absl::IsAborted(status)) break;
-    plan = heap->PlanLarge(bytes, request.alignment);
   }
   return DescribeRefusal(PageCount(plan.slots()), status);
 }
@@ -265,13 +282,31 @@ std::optional<Block> DeviceAllocator::Impl::TakePartOfOwnRange(
 
 // ---- Room -------------------------------------------------------------------
 
-void DeviceAllocator::Impl::RecyclePages(uint64_t wanted, OwnerHeap* heap) {
-  const DeviceMemoryStatistics pool = memory_->GetStatistics();
-  const uint64_t prepared = pool.cached.value() / pool.page_size.value();
-  if (prepared >= wanted) return;
-  MutexLock lock(&mutex_);
+uint64_t DeviceAllocator::Impl::Recycle(uint64_t wanted, OwnerHeap* heap) {
+  uint64_t prepared = memory_->Harvest().value();
+  if (prepared >= wanted) return prepared;
   Collect();
   ReleaseFree(wanted - prepared, heap);
+  return memory_->Harvest().value();
+}
+
+bool DeviceAllocator::Impl::AwaitSoon(uint64_t wanted, OwnerId owner) {
+  const auto now = std::chrono::steady_clock::now;
+  const auto pages = static_cast<int64_t>(
+      std::min<uint64_t>(wanted, kMostPatience / kPatiencePerPage));
+  const auto deadline = now() + kPatiencePerPage * pages;
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      if (Recycle(wanted, HeapOf(owner)) >= wanted) return true;
+      bool cools = memory_->GetStatistics().cooling > Bytes(0);
+      for (const auto& heap : heaps_) {
+        cools = cools || heap->accounts().cooling_bytes > 0;
+      }
+      if (!cools || now() >= deadline) return false;
+    }
+    std::this_thread::yield();
+  }
 }
 
 bool DeviceAllocator::Impl::HasRoom(PageCount pages) const {
@@ -288,14 +323,16 @@ bool DeviceAllocator::Impl::HasRoom(PageCount pages) const {
 DeviceAddress DeviceAllocator::Impl::Publish(Block block,
                                              const Request& request) {
   Span* const span = block.span;
+  const bool inherits = block.record().load().inherits();
   if (span->large()) {
     span->requested = request.size;
     span->stream = request.stream;
-    block.record().store(SlotRecord::Live(0, SlotRecord::kOtherStream));
+    block.record().store(
+        SlotRecord::Live(0, SlotRecord::kOtherStream, inherits));
   } else {
     block.record().store(SlotRecord::Live(
         static_cast<uint32_t>(span->slot_size - request.size.value()),
-        IndexOfStream(request.stream)));
+        IndexOfStream(request.stream), inherits));
   }
   CountAllocation(span->heap, span->slot_size, request.size.value());
   if (options_.trace != nullptr) {

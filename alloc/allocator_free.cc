@@ -31,18 +31,8 @@ absl::Status DeviceAllocator::Impl::FreeBlock(Block block, StreamId stream,
   const uint64_t requested = RequestedOf(block);
   const SlotRecord was = block.record().load();
   if (cache == nullptr || !FreeInto(cache, block)) {
-    if (was.special()) {
-      std::vector<StreamId> streams =
-          special_.find(address.value())->second.streams;
-      if (stream != StreamId() &&
-          std::find(streams.begin(), streams.end(), stream) == streams.end()) {
-        streams.push_back(stream);
-      }
-      QUIRE_RETURN_IF_ERROR(CoolOnStreams(block, std::move(streams)));
-      special_.erase(address.value());
-    } else {
-      QUIRE_RETURN_IF_ERROR(CoolOnStream(block, stream));
-    }
+    QUIRE_RETURN_IF_ERROR(CoolOnStreams(block, StreamsOf(block, stream)));
+    if (was.special()) special_.erase(address.value());
     CountFree(heap, size, requested);
   }
   if (options_.trace != nullptr) {
@@ -54,7 +44,7 @@ absl::Status DeviceAllocator::Impl::FreeBlock(Block block, StreamId stream,
 bool DeviceAllocator::Impl::FreeInto(ThreadCache* cache, Block block) {
   const SlotRecord was = block.record().load();
   const Span& span = *block.span;
-  if (!was.plainly_live()) return false;
+  if (!was.plainly_live_for(cache->stream_index())) return false;
   if (!cache->Grow(span.size_class, span.slot_size)) {
     std::vector<CachedSlot> slots;
     cache->Drain(/*half=*/true, &slots, slot_sizes_);
@@ -65,6 +55,31 @@ bool DeviceAllocator::Impl::FreeInto(ThreadCache* cache, Block block) {
                      {&block.record(), block.address().value() |
                                            (cache->stream() == StreamId())},
                      was);
+}
+
+std::vector<StreamId> DeviceAllocator::Impl::StreamsOf(
+    Block block, StreamId freed_on) const {
+  const SlotRecord record = block.record().load();
+  std::vector<StreamId> streams;
+  if (freed_on != StreamId()) streams.push_back(freed_on);
+  if (record.special()) {
+    const auto& recorded = special_.find(block.address().value())->second;
+    streams.insert(streams.end(), recorded.streams.begin(),
+                   recorded.streams.end());
+  }
+  if (record.inherits()) {
+    if (block.span->large()) {
+      streams.push_back(block.span->stream);
+    } else if (record.stream() < SlotRecord::kOtherStream) {
+      streams.push_back(streams_[record.stream()]);
+    } else {
+      streams.insert(streams.end(), streams_.begin() + SlotRecord::kOtherStream,
+                     streams_.end());
+    }
+  }
+  std::sort(streams.begin(), streams.end());
+  streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
+  return streams;
 }
 
 absl::Status DeviceAllocator::Impl::CoolOnStream(Block block, StreamId stream) {
@@ -98,7 +113,9 @@ void DeviceAllocator::Impl::PushCooling(StreamFreeList* list, Block block) {
 
 absl::Status DeviceAllocator::Impl::CoolOnStreams(
     Block block, std::vector<StreamId> streams) {
-  if (streams.size() == 1) return CoolOnStream(block, streams.front());
+  if (streams.size() <= 1) {
+    return CoolOnStream(block, streams.empty() ? StreamId() : streams.front());
+  }
   QUIRE_ASSIGN_OR_RETURN(
       Fence fence,
       RecordOnLiveStreams(memory_->driver(), memory_->device(), streams));

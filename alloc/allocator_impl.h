@@ -113,10 +113,14 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::StatusOr<DeviceAddress> AllocateNewRange(uint64_t bytes,
                                                  const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Pages that nobody has a use for come back before new ones are made, so that
-  // the footprint follows what is live.
-  void RecyclePages(uint64_t wanted, OwnerHeap* heap)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Makes up to `wanted` pages of those that nobody has a use for ready to be
+  // mapped, those of the heap first, so that the footprint follows what is
+  // live. Returns how many are.
+  uint64_t Recycle(uint64_t wanted, OwnerHeap* heap)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits a little for so many pages of those that cool. Whether they are
+  // there.
+  bool AwaitSoon(uint64_t wanted, OwnerId owner) ABSL_LOCKS_EXCLUDED(mutex_);
   // The error of a range that could not be made.
   absl::Status DescribeRefusal(PageCount pages,
                                const absl::Status& refusal) const
@@ -171,6 +175,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::StatusOr<StreamFreeList*> GetFreeList(OwnerHeap* heap, StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckStream(StreamId stream) const;
+  // Those whose work a free must wait for: the one named, those recorded, and
+  // where the block inherits, the one it was allocated for.
+  std::vector<StreamId> StreamsOf(Block block, StreamId freed_on) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A live block cools, or is free at once where nothing is to be waited for.
   absl::Status CoolOnStream(Block block, StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

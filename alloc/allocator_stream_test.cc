@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <set>
@@ -165,6 +166,59 @@ TEST_F(AllocatorStreamTest, ARecordedStreamAloneIsAFreeOnThatStream) {
   Free(address);
   EXPECT_NE(AllocatePages(2, a), address);
   EXPECT_EQ(AllocatePages(2, b), address);
+}
+
+// Between the free and the second allocation nothing was waited for, so the
+// work queued before the free may still be using the memory, whatever stream
+// the second free names.
+TEST_F(AllocatorStreamTest, AFreeElsewhereWaitsForTheFormerLifeOfTheMemory) {
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  for (const StreamId second_free : {b, StreamId()}) {
+    for (const uint64_t size : {uint64_t{700}, 3 * kPageBytes}) {
+      Gate gate(driver_.get(), a);
+      const DeviceAddress address = Allocate(size, a);
+      Free(address, a);
+      ASSERT_EQ(Allocate(size, a), address);
+      Free(address, second_free);
+      std::vector<DeviceAddress> others;
+      for (int i = 0; i < 3; ++i) {
+        others.push_back(Allocate(size, b));
+        others.push_back(Allocate(size));
+      }
+      for (const DeviceAddress other : others) EXPECT_NE(other, address);
+      for (const DeviceAddress other : others) Free(other);
+      gate.Open();
+      EXPECT_EQ(driver_->SynchronizeStream(a), absl::OkStatus());
+      allocator_->Trim();
+    }
+  }
+}
+
+// Pages may lie under a second address for the stream that freed them, and must
+// not come to anybody else by way of it.
+TEST_F(AllocatorStreamTest, PagesMoveToOtherAddressesOfTheirStreamOnly) {
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  // Four pages are left beside the eight.
+  const DeviceAddress filler = AllocatePages(kLimitPages - 12);
+  Gate gate(driver_.get(), a);
+  const DeviceAddress first = AllocatePages(8, a);
+  Free(first, a);
+  const uint64_t live = Statistics().mapped_bytes;
+  const DeviceAddress second = AllocatePages(2, a);
+  EXPECT_NE(second, first);
+  EXPECT_EQ(Statistics().mapped_bytes, live);
+  // Nothing of it is to be had on b before a is done.
+  gate.OpenAfter(milliseconds(20));
+  std::atomic<bool> opened = false;
+  EXPECT_EQ(driver_->LaunchHostFunction(a, [&] { opened = true; }),
+            absl::OkStatus());
+  const DeviceAddress other = AllocatePages(7, b);
+  EXPECT_TRUE(opened);
+  Free(other, b);
+  Free(second, a);
+  Free(filler);
 }
 
 TEST_F(AllocatorStreamTest, StreamsMayGoAwayBetweenTheFreeAndTheNextUse) {

@@ -36,16 +36,13 @@ quire_status quire_allocator_create(quire_memory* memory,
         CheckArguments({{"memory", memory}, {"allocator", allocator}}));
     QUIRE_ASSIGN_OR_RETURN(const quire_allocator_options known,
                            ReadOptions("quire_allocator_options", options));
-    if (known.slab_owner >= quire::kMaxOwners) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("slab_owner %u is not below %u", known.slab_owner,
-                          quire::kMaxOwners));
-    }
     quire::DeviceAllocatorOptions allocator_options;
-    allocator_options.slab_owner = OwnerId(known.slab_owner);
     if (known.seed != 0) allocator_options.seed = known.seed;
     if (known.fence_batch != 0) {
       allocator_options.fence_batch = Bytes(known.fence_batch);
+    }
+    if (known.thread_cache != 0) {
+      allocator_options.thread_cache = Bytes(known.thread_cache);
     }
     auto created = std::make_unique<quire_allocator>();
     created->runtime = memory->runtime;

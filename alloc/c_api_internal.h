@@ -102,7 +102,9 @@ absl::StatusOr<T> ReadOptions(const char* name, const T* from) {
   QUIRE_RETURN_IF_ERROR(CheckUnknownFields(name, from, size, sizeof(T)));
   std::memcpy(&options, from, std::min(size, sizeof(T)));
   // A field of a later version may come to lie there.
-  if (options.padding != 0) return UnknownField(name, offsetof(T, padding));
+  if constexpr (requires { options.padding; }) {
+    if (options.padding != 0) return UnknownField(name, offsetof(T, padding));
+  }
   return options;
 }
 

@@ -90,7 +90,7 @@ TEST(CApiLayoutTest, IsTheOneThatProgramsWereBuiltWith) {
   EXPECT_EQ(offsetof(quire_runtime_options, host_memory_per_device), 16u);
   EXPECT_EQ(offsetof(quire_runtime_options, disable_trace), 48u);
   EXPECT_EQ(sizeof(quire_runtime_options), 56u);
-  EXPECT_EQ(offsetof(quire_allocator_options, slab_owner), 24u);
+  EXPECT_EQ(offsetof(quire_allocator_options, thread_cache), 24u);
   EXPECT_EQ(sizeof(quire_allocator_options), 32u);
   EXPECT_EQ(offsetof(quire_allocate_options, owner), 24u);
   EXPECT_EQ(sizeof(quire_allocate_options), 32u);
@@ -99,7 +99,7 @@ TEST(CApiLayoutTest, IsTheOneThatProgramsWereBuiltWith) {
   EXPECT_EQ(offsetof(quire_shortage, held_as_slack), 64u);
   EXPECT_EQ(sizeof(quire_shortage), 72u);
   EXPECT_EQ(offsetof(quire_memory_statistics, commits_from_cache), 160u);
-  EXPECT_EQ(offsetof(quire_allocator_statistics, slab_count), 112u);
+  EXPECT_EQ(offsetof(quire_allocator_statistics, metadata_bytes), 128u);
   EXPECT_EQ(QUIRE_INTERNAL, 8);
   EXPECT_EQ(QUIRE_SHORTAGE_MAPPINGS, 7);
   EXPECT_EQ(QUIRE_DRIVER_CUDA, 2);
@@ -359,14 +359,11 @@ TEST_F(CApiTest, KeepsAllocatorsOnTheSamePagesApart) {
   quire_allocator_options options = QUIRE_ALLOCATOR_OPTIONS_INIT;
   options.seed = 42;
   options.fence_batch = 1;
+  options.thread_cache = 1;
   ASSERT_EQ(quire_allocator_create(memory_, &options, &other), QUIRE_OK);
   const uint64_t address = Allocate(1000);
   EXPECT_EQ(quire_allocator_free(other, address, 0), QUIRE_INVALID_ARGUMENT);
   EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
-  options.slab_owner = 65536;
-  EXPECT_EQ(quire_allocator_create(memory_, &options, &other),
-            QUIRE_INVALID_ARGUMENT);
-  EXPECT_THAT(quire_last_error(), HasSubstr("65536"));
   quire_allocator_destroy(other);
 }
 

@@ -138,6 +138,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::TryMakeRange(
     OwnerId owner, Bytes alignment, std::span<const PageHandle> pages) {
   return impl_->TryMakeRange(owner, alignment, pages);
 }
+PageCount DeviceMemory::Harvest() { return impl_->HarvestCached(); }
 absl::Status DeviceMemory::Prepare(PageCount count) {
   return impl_->Prepare(count);
 }

@@ -72,6 +72,7 @@ class DeviceMemory::Impl {
   absl::StatusOr<AddressRange*> TryMakeRange(OwnerId owner, Bytes alignment,
                                              std::span<const PageHandle> pages)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  PageCount HarvestCached() ABSL_LOCKS_EXCLUDED(mutex_);
   // `pages`: see CommitRequest. REQUIRES: none, or `count` of them.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count,
                       std::span<const PageHandle> pages, bool wait)

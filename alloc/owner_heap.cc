@@ -12,6 +12,11 @@
 namespace quire {
 namespace {
 
+void SetInherits(Block block, bool inherits) {
+  AtomicSlotRecord& record = block.record();
+  record.store(record.load().WithInherits(inherits));
+}
+
 // How much longer than a request a parked range may be: a part of the request.
 constexpr uint64_t kFitDivisor = 64;
 
@@ -91,11 +96,9 @@ void OwnerHeap::DropEmptyFreeLists() {
 
 // ---- Spans ------------------------------------------------------------------
 
-// After every change of pages: `before` is MappedPages() as it was.
 void OwnerHeap::CountMapped(uint64_t before) {
   // Differences may be negative; sums never are.
   total_->bytes += (MappedPages() - before) * page_bytes_;
-  total_->peak_bytes = std::max(total_->peak_bytes, total_->bytes);
 }
 
 Span* OwnerHeap::AddSpan(AddressRange* range) {
@@ -213,6 +216,7 @@ Block OwnerHeap::Take(Span* span) {
   const Block block = {span, span->free_slots.Take(&order_)};
   if (span->free_slots.free_count() == 0) RemovePartial(span);
   free_bytes_ -= span->slot_size;
+  SetInherits(block, false);
   return block;
 }
 
@@ -238,6 +242,7 @@ Span* OwnerHeap::FindParked(uint64_t bytes, Bytes alignment) const {
 
 Block OwnerHeap::TakeParked(Span* span) {
   Unpark(span);
+  SetInherits({span, 0}, false);
   return {span, 0};
 }
 
@@ -247,6 +252,7 @@ void OwnerHeap::Revive(Block block) {
   --span->cooling;
   cooling_bytes_ -= span->slot_size;
   if (!span->large()) --states_[span->size_class].idle_slots;
+  SetInherits(block, true);
 }
 
 absl::Status OwnerHeap::AddSlab(int size_class, uint64_t pages) {
@@ -258,6 +264,7 @@ absl::Status OwnerHeap::AddSlab(int size_class, uint64_t pages) {
   span->whole_pages = pages;
   span_pages_ += pages;
   CountMapped(before);
+  total_->UpdatePeak();
   SetSlab(span, size_class,
           static_cast<uint32_t>(pages * page_bytes_ /
                                 classes_.slot_size(size_class).value()));
@@ -268,12 +275,30 @@ SeamPlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment) const {
   return seams_.Plan(bytes, alignment.value() <= kSeamBytes);
 }
 
-absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment) {
+absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment,
+                                          StreamId stream, uint64_t prepared,
+                                          uint64_t* missing) {
   SeamPlan plan = PlanLarge(bytes, alignment);
   std::vector<PageHandle> pages(plan.slots());
   if (!plan.head.none()) pages.front() = seams_.HandleOf(plan.head.page);
   if (!plan.tail.none() && !plan.tail_is_new) {
     pages.back() = seams_.HandleOf(plan.tail.page);
+  }
+  *missing = plan.new_pages() - std::min(plan.new_pages(), prepared);
+  StreamFreeList* const list = FindFreeList(stream);
+  std::vector<Donation> donations;
+  if (*missing > 0 && list != nullptr) {
+    // The rest of a new page at the end may serve any stream.
+    donations = FindDonations(list, std::min(*missing, plan.whole_pages));
+    auto slot = pages.begin() + (plan.head.none() ? 0 : 1);
+    for (const Donation& donation : donations) {
+      *missing -= donation.pages;
+      const uint64_t end =
+          (donation.donor->head.none() ? 0 : 1) + donation.donor->whole_pages;
+      for (uint64_t i = end - donation.pages; i < end; ++i) {
+        *slot++ = memory_->PageAt(donation.donor->range, PageCount(i));
+      }
+    }
   }
   QUIRE_ASSIGN_OR_RETURN(AddressRange* const range,
                          memory_->TryMakeRange(owner_, alignment, pages));
@@ -293,7 +318,51 @@ absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment) {
   SetLarge(span, bytes);
   span->last_slot_size = bytes;
   span->last_slot_count = 1;
+  SetInherits({span, 0}, !donations.empty());
+  for (const Donation& donation : donations) Donate(list, donation);
+  total_->UpdatePeak();
   return Block{span, 0};
+}
+
+std::vector<OwnerHeap::Donation> OwnerHeap::FindDonations(StreamFreeList* list,
+                                                          uint64_t wanted) {
+  std::vector<Donation> donations;
+  const auto consider = [&](Span* donor) {
+    const uint64_t pages = std::min(donor->whole_pages, wanted);
+    if (pages == 0) return;
+    // Where the driver records no fence, the range must stay as it is.
+    std::optional<Fence> fence = list->FenceOf(donor);
+    if (!fence) return;
+    donations.push_back({donor, pages, *std::move(fence)});
+    wanted -= pages;
+  };
+  // The smallest that has them all, else the largest first: as few as possible.
+  const auto& ranges = list->ranges().spans();
+  const auto enough = ranges.lower_bound(wanted * page_bytes_);
+  if (enough != ranges.end()) consider(*enough);
+  for (auto range = ranges.rbegin(); range != ranges.rend() && wanted > 0;
+       ++range) {
+    if (donations.empty() || donations.front().donor != *range) {
+      consider(*range);
+    }
+  }
+  return donations;
+}
+
+void OwnerHeap::Donate(StreamFreeList* list, const Donation& donation) {
+  Span* const donor = donation.donor;
+  list->RemoveRange(donor);
+  if (donation.pages == donor->whole_pages) {
+    Release(donor, donation.fence);
+    return;
+  }
+  Revive({donor, 0});
+  Shrink(
+      donor,
+      donor->head.length + (donor->whole_pages - donation.pages) * page_bytes_,
+      donation.fence);
+  Cool({donor, 0});
+  list->Push({donor, 0});
 }
 
 // ---- Giving back ------------------------------------------------------------

@@ -26,6 +26,7 @@
 #ifndef QUIRE_ALLOC_OWNER_HEAP_H_
 #define QUIRE_ALLOC_OWNER_HEAP_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -66,6 +67,8 @@ struct AllocationCounters {
 struct MappedTotal {
   uint64_t bytes = 0;
   uint64_t peak_bytes = 0;
+
+  void UpdatePeak() { peak_bytes = std::max(peak_bytes, bytes); }
 };
 
 class OwnerHeap {
@@ -105,6 +108,7 @@ class OwnerHeap {
   StreamFreeList* MakeFreeList(StreamId stream);
 
   // ---- Taking: the block is held ----
+  // Its record says whether it inherits (SlotRecord).
   // A free slot of a slab that exists.
   std::optional<Block> TakeSlot(int size_class);
   // A slot of a new slab on a parked range that suits its class.
@@ -117,7 +121,15 @@ class OwnerHeap {
   // New ranges, from prepared pages only (DeviceMemory::TryMakeRange). AddSlab
   // makes a slab of `pages` pages, its class's number or fewer.
   absl::Status AddSlab(int size_class, uint64_t pages);
-  absl::StatusOr<Block> AddLarge(uint64_t bytes, Bytes alignment);
+  // For work on `stream`: of the whole pages that it takes, what is not
+  // `prepared` may come from under ranges that were freed on that stream,
+  // whether or not its work is done. Work to come on the stream follows it
+  // anyway, so a page may lie under its new address at once; under the old one
+  // it stays until the fence has completed. *missing: the prepared pages that
+  // it was short of.
+  absl::StatusOr<Block> AddLarge(uint64_t bytes, Bytes alignment,
+                                 StreamId stream, uint64_t prepared,
+                                 uint64_t* missing);
   // What AddLarge would take now.
   SeamPlan PlanLarge(uint64_t bytes, Bytes alignment) const;
 
@@ -176,7 +188,17 @@ class OwnerHeap {
   void Park(Span* span);
   void Unpark(Span* span);
   Block Take(Span* span);
+  // After every change of pages: `before` is MappedPages() as it was.
   void CountMapped(uint64_t before);
+  // Pages that a cooling range gives to another one of its stream: its last
+  // whole ones.
+  struct Donation {
+    Span* donor;
+    uint64_t pages;
+    Fence fence;
+  };
+  std::vector<Donation> FindDonations(StreamFreeList* list, uint64_t wanted);
+  void Donate(StreamFreeList* list, const Donation& donation);
   uint64_t MappedPages() const { return span_pages_ + seams_.page_count(); }
   // A piece of a span that goes.
   void EndPiece(const SeamPiece& piece, const Fence& fence);

@@ -23,28 +23,38 @@ class SlotRecord {
  public:
   static constexpr int kWasteBits = 21;
   static constexpr uint32_t kMaxWaste = (1u << kWasteBits) - 1;
-  static constexpr int kStreamBits = 8;
+  static constexpr int kStreamBits = 7;
   // Stands for every stream that has no index of its own.
   static constexpr uint32_t kOtherStream = (1u << kStreamBits) - 1;
 
   constexpr SlotRecord() = default;
   constexpr explicit SlotRecord(uint32_t word) : word_(word) {}
-  // A live slot, `waste` bytes longer than what was asked for. REQUIRES: waste
-  // <= kMaxWaste and stream <= kOtherStream.
-  static constexpr SlotRecord Live(uint32_t waste, uint32_t stream) {
+  // A live slot for a stream, `waste` bytes longer than what was asked for.
+  // REQUIRES: waste <= kMaxWaste and stream <= kOtherStream.
+  static constexpr SlotRecord Live(uint32_t waste, uint32_t stream,
+                                   bool inherits) {
     return SlotRecord(static_cast<uint32_t>(SlotUse::kLive) |
-                      waste << kWasteShift | stream << kStreamShift);
+                      (inherits ? kInherits : 0) | waste << kWasteShift |
+                      stream << kStreamShift);
   }
 
   constexpr uint32_t word() const { return word_; }
   constexpr SlotUse use() const { return static_cast<SlotUse>(word_ & 3); }
-  // Live, and nothing about it is out of the ordinary: the test of the fast
-  // path of a free.
-  constexpr bool plainly_live() const {
-    return (word_ & 7) == static_cast<uint32_t>(SlotUse::kLive);
+  // Live, and nothing has to be waited for beside the work of the stream that
+  // it is freed on: the test of the fast path of a free.
+  constexpr bool plainly_live_for(uint32_t stream) const {
+    const uint32_t state = word_ & (3 | kSpecial | kInherits);
+    const auto live = static_cast<uint32_t>(SlotUse::kLive);
+    return state == live ||
+           (state == (live | kInherits) && this->stream() == stream &&
+            stream != kOtherStream);
   }
   // The allocator's table of special blocks knows more.
   constexpr bool special() const { return (word_ & kSpecial) != 0; }
+  // It was freed on its stream before and handed out again before the work
+  // queued there was known to be done: whoever else gets it must wait for that
+  // as well.
+  constexpr bool inherits() const { return (word_ & kInherits) != 0; }
   constexpr uint32_t waste() const { return word_ >> kWasteShift & kMaxWaste; }
   constexpr uint32_t stream() const { return word_ >> kStreamShift; }
 
@@ -52,13 +62,17 @@ class SlotRecord {
     return SlotRecord((word_ & ~(3u | kSpecial)) |
                       static_cast<uint32_t>(SlotUse::kFreed));
   }
+  constexpr SlotRecord WithInherits(bool inherits) const {
+    return SlotRecord(inherits ? word_ | kInherits : word_ & ~kInherits);
+  }
   constexpr SlotRecord WithSpecial(bool special) const {
     return SlotRecord(special ? word_ | kSpecial : word_ & ~kSpecial);
   }
 
  private:
   static constexpr uint32_t kSpecial = 4;
-  static constexpr int kWasteShift = 3;
+  static constexpr uint32_t kInherits = 8;
+  static constexpr int kWasteShift = 4;
   static constexpr int kStreamShift = kWasteShift + kWasteBits;
   static_assert(kStreamShift + kStreamBits == 32);
 

@@ -90,7 +90,7 @@ class ThreadCache {
     if (bin.count == 0) return 0;
     const CachedSlot slot = bin.slots[--bin.count];
     slot.record->store(SlotRecord::Live(static_cast<uint32_t>(slot_size - size),
-                                        stream_index_));
+                                        stream_index_, !slot.free_for_all()));
     AddCached(-slot_size);
     CountAllocation(slot_size, size);
     return slot.address();

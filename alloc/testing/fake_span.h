@@ -35,7 +35,7 @@ class FakeSpan {
   Block CoolingBlock() {
     Block block = {&span_, 0};
     if (!span_.large()) block.slot = span_.free_slots.Take(&order_);
-    block.record().store(SlotRecord::Live(0, 0).Freed());
+    block.record().store(SlotRecord::Live(0, 0, false).Freed());
     ++span_.cooling;
     return block;
   }

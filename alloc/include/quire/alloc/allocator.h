@@ -68,7 +68,6 @@ struct AllocationInfo {
   X(requested_bytes, "sum of the sizes asked for by live allocations") \
   X(live_bytes, "the same with rounding to size classes and pages")    \
   X(cached_bytes, "mapped and free, kept for re-use")                  \
-  X(thread_cached_bytes, "of these, in the caches of threads")         \
   X(cooling_bytes, "freed, but a stream may still be using it")        \
   X(slack_bytes, "mapped and unusable: ends of slabs and of ranges")   \
   X(mapped_bytes, "pages mapped for this allocator")                   \
@@ -79,6 +78,7 @@ struct AllocationInfo {
   X(total_frees, "calls of Free that succeeded")                       \
   X(failed_allocations, "calls of Allocate that failed")               \
   X(slab_count, "slabs that exist now")                                \
+  X(thread_cached_bytes, "of the cached, in the caches of threads")    \
   X(metadata_bytes, "host memory that describes slots and ranges")
 
 struct AllocatorStatistics {

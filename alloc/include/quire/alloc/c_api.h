@@ -300,16 +300,16 @@ typedef struct quire_allocator_options {
   size_t size;
   // Small allocations are placed in random order: this one. Default 1.
   uint64_t seed;
-  // Frees on one stream gather up to so many bytes for one event. Default
-  // 1 MiB. 1: each free records its own.
+  // What was freed on one stream and not used there again gathers up to so many
+  // bytes for one event. Default 64 MiB.
   uint64_t fence_batch;
-  // Whom the pages of small allocations are accounted to: many owners share
-  // them.
-  uint32_t slab_owner;
-  uint32_t padding;
+  // The most that a thread keeps of what it freed on one stream for one owner,
+  // to have it again without a lock. Default: 1 GiB, and never more than a
+  // sixteenth of the pool. 1: nothing.
+  uint64_t thread_cache;
 } quire_allocator_options;
 #define QUIRE_ALLOCATOR_OPTIONS_INIT \
-  { sizeof(quire_allocator_options), 0, 0, 0, 0 }
+  { sizeof(quire_allocator_options), 0, 0, 0 }
 
 // Another allocator on the same pages. `options` may be NULL: all defaults.
 QUIRE_C_FUNCTION quire_status quire_allocator_create(
@@ -393,6 +393,8 @@ typedef struct quire_allocator_statistics {
   uint64_t total_frees;
   uint64_t failed_allocations;
   uint64_t slab_count;
+  uint64_t thread_cached_bytes;
+  uint64_t metadata_bytes;
 } quire_allocator_statistics;
 #define QUIRE_ALLOCATOR_STATISTICS_VERSION 1
 
