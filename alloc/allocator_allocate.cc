@@ -139,9 +139,10 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
         AwaitSoon(pages.value(), request.owner)) {
       continue;
     }
-    QUIRE_RETURN_IF_ERROR(memory_->Gather(pages, pages, Bytes(0), wait));
+    QUIRE_RETURN_IF_ERROR(
+        memory_->Gather(request.owner, pages, pages, Bytes(0), wait));
   }
-  return DescribeRefusal(pages, status);
+  return DescribeRefusal(pages, request.owner, status);
 }
 
 std::optional<Block> DeviceAllocator::Impl::TakeSlot(OwnerHeap* heap,
@@ -232,19 +233,20 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
     if (!std::exchange(awaited, true) && AwaitSoon(missing, request.owner)) {
       continue;
     }
-    QUIRE_RETURN_IF_ERROR(memory_->Gather(PageCount(plan.new_pages()),
-                                          PageCount(plan.slots()),
-                                          request.alignment, /*wait=*/true));
+    QUIRE_RETURN_IF_ERROR(memory_->Gather(
+        request.owner, PageCount(plan.new_pages()), PageCount(plan.slots()),
+        request.alignment, /*wait=*/true));
   }
-  return DescribeRefusal(PageCount(plan.slots()), status);
+  return DescribeRefusal(PageCount(plan.slots()), request.owner, status);
 }
 
 absl::Status DeviceAllocator::Impl::DescribeRefusal(
-    PageCount pages, const absl::Status& refusal) const {
+    PageCount pages, OwnerId owner, const absl::Status& refusal) const {
   if (absl::IsResourceExhausted(refusal)) {
-    return memory_->DescribeMappingShortage(pages, refusal);
+    return memory_->DescribeMappingShortage(pages, owner, refusal);
   }
-  return absl::IsAborted(refusal) ? memory_->DescribeShortage(pages) : refusal;
+  return absl::IsAborted(refusal) ? memory_->DescribeShortage(pages, owner)
+                                  : refusal;
 }
 
 std::optional<Block> DeviceAllocator::Impl::TakeRange(OwnerHeap* heap,

@@ -70,6 +70,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // PageReclaimer
   PageCount Reclaim(PageCount wanted) override;
   PageCount ReclaimCooling(PageCount wanted) override;
+  PageCount ReclaimFrom(OwnerId owner, PageCount wanted, bool cooling) override;
   PageCount Reclaimable() const override;
   std::string ReclaimerName() const override;
 
@@ -122,7 +123,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // there.
   bool AwaitSoon(uint64_t wanted, OwnerId owner) ABSL_LOCKS_EXCLUDED(mutex_);
   // The error of a range that could not be made.
-  absl::Status DescribeRefusal(PageCount pages,
+  absl::Status DescribeRefusal(PageCount pages, OwnerId owner,
                                const absl::Status& refusal) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether so many pages are there that nobody has a use for. A guess: what
@@ -207,12 +208,15 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   uint64_t ReleaseFree(uint64_t wanted, OwnerHeap* first)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Give memory that nobody holds to the pool while it cools.
+  using HeapFilter = std::function<bool(const OwnerHeap&)>;
+  uint64_t ReleaseCooling(uint64_t wanted, const HeapFilter& filter)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ReleaseCoolingRanges(OwnerHeap* heap, StreamFreeList* list,
                                 uint64_t wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t ReleaseSharedRanges(uint64_t wanted)
+  uint64_t ReleaseSharedRanges(uint64_t wanted, const HeapFilter& filter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t ReleaseCoolingSlabs(uint64_t wanted)
+  uint64_t ReleaseCoolingSlabs(uint64_t wanted, const HeapFilter& filter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A fence for every cooling slot of the slab, which leaves all lists. Nullopt
   // where the driver records none; the slab stays as it is then.

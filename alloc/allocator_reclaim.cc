@@ -132,20 +132,47 @@ PageCount DeviceAllocator::Impl::Reclaim(PageCount wanted) {
 PageCount DeviceAllocator::Impl::ReclaimCooling(PageCount wanted) {
   MutexLock lock(&mutex_);
   FlushCaches();
+  const uint64_t given = ReleaseCooling(
+      wanted.value(), [](const OwnerHeap& /*heap*/) { return true; });
+  CheckAfterMutation();
+  return PageCount(given);
+}
+
+PageCount DeviceAllocator::Impl::ReclaimFrom(OwnerId owner, PageCount wanted,
+                                             bool cooling) {
+  const OwnerRegistry& owners = *memory_->owners();
+  const auto is_within = [&](const OwnerHeap& heap) {
+    return owners.IsWithin(heap.owner(), owner);
+  };
+  MutexLock lock(&mutex_);
+  FlushCaches();
+  Poll();
   uint64_t given = 0;
-  // So many of each stream, since nobody knows which of them is done first.
   for (const auto& heap : heaps_) {
-    for (const auto& list : heap->free_lists()) {
-      given += ReleaseCoolingRanges(heap.get(), list.get(), wanted.value());
-    }
+    if (given >= wanted.value()) break;
+    if (is_within(*heap)) given += heap->ReleaseFree(wanted.value() - given);
   }
-  given += ReleaseSharedRanges(wanted.value());
-  // A slab may be of several streams, so that the slowest holds it up.
-  if (given < wanted.value()) {
-    given += ReleaseCoolingSlabs(wanted.value() - given);
+  if (cooling && given < wanted.value()) {
+    given += ReleaseCooling(wanted.value() - given, is_within);
   }
   CheckAfterMutation();
   return PageCount(given);
+}
+
+uint64_t DeviceAllocator::Impl::ReleaseCooling(uint64_t wanted,
+                                               const HeapFilter& filter) {
+  uint64_t given = 0;
+  // So many of each stream, since nobody knows which of them is done first.
+  for (const auto& heap : heaps_) {
+    if (!filter(*heap)) continue;
+    for (const auto& list : heap->free_lists()) {
+      given += ReleaseCoolingRanges(heap.get(), list.get(), wanted);
+    }
+  }
+  given += ReleaseSharedRanges(wanted, filter);
+  // A slab may be of several streams, so that the slowest holds it up.
+  if (given < wanted) given += ReleaseCoolingSlabs(wanted - given, filter);
+  return given;
 }
 
 PageCount DeviceAllocator::Impl::Reclaimable() const {
@@ -181,29 +208,32 @@ uint64_t DeviceAllocator::Impl::ReleaseCoolingRanges(OwnerHeap* heap,
          memory_->page_size().value();
 }
 
-uint64_t DeviceAllocator::Impl::ReleaseSharedRanges(uint64_t wanted) {
+uint64_t DeviceAllocator::Impl::ReleaseSharedRanges(uint64_t wanted,
+                                                    const HeapFilter& filter) {
   const uint64_t before = mapped_.bytes;
   const uint64_t page = memory_->page_size().value();
-  std::erase_if(
-      shared_cooling_,
-      [&](const SharedCooling& cooling) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        Span* const span = cooling.block.span;
-        if (!span->large() || (before - mapped_.bytes) / page >= wanted) {
-          return false;
-        }
-        span->heap->Release(span, cooling.fence);
-        return true;
-      });
+  std::erase_if(shared_cooling_,
+                [&](const SharedCooling& cooling)
+                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                      Span* const span = cooling.block.span;
+                      if (!span->large() || !filter(*span->heap) ||
+                          (before - mapped_.bytes) / page >= wanted) {
+                        return false;
+                      }
+                      span->heap->Release(span, cooling.fence);
+                      return true;
+                    });
   return (before - mapped_.bytes) / page;
 }
 
-uint64_t DeviceAllocator::Impl::ReleaseCoolingSlabs(uint64_t wanted) {
+uint64_t DeviceAllocator::Impl::ReleaseCoolingSlabs(uint64_t wanted,
+                                                    const HeapFilter& filter) {
   uint64_t given = 0;
   const std::vector<Span*>& spans = spans_->spans();
   for (size_t i = 0; i < spans.size() && given < wanted; ++i) {
     Span* const span = spans[i];
     if (span == nullptr || span->large() || span->cooling == 0 ||
-        !span->reclaimable()) {
+        !span->reclaimable() || !filter(*span->heap)) {
       continue;
     }
     const std::optional<Fence> fence = WithdrawSlab(span);

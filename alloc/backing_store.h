@@ -92,8 +92,8 @@ class BackingStore {
   // Makes the slots live, or changes none of them. Where the error is
   // kResourceExhausted, attempt->shortage says of what.
   absl::Status TryCommit(const CommitRequest& request, CommitAttempt* attempt);
-  // Creates pages until attempt->wanted are cached, within the limits. Errors as
-  // for TryCommit, pages created on the way stay cached.
+  // Creates pages until attempt->wanted are cached, within the limits. Errors
+  // as for TryCommit, pages created on the way stay cached.
   absl::Status TryPrepareFor(OwnerId owner, CommitAttempt* attempt);
   // After the last attempt has failed: takes back what attempts created.
   void AbandonCommit(const CommitAttempt& attempt);

@@ -171,8 +171,8 @@ absl::Status DeviceMemory::DescribeShortage(PageCount pages,
 }
 absl::Status DeviceMemory::DescribeMappingShortage(
     PageCount pages, OwnerId owner, const absl::Status& refusal) const {
-  return impl_->OutOfMemory({owner, pages.value(),
-                             CommitAttempt::Shortage::kMappings, refusal});
+  return impl_->OutOfMemory(
+      {owner, pages.value(), CommitAttempt::Shortage::kMappings, refusal});
 }
 DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
   return impl_->GetStatistics();

@@ -65,15 +65,6 @@ PageCount DeviceMemory::Impl::HarvestCached() {
   return PageCount(backing_.pool().cached());
 }
 
-PageCount DeviceMemory::Impl::HarvestCached() {
-  MutexLock lock(&mutex_);
-  if (HarvestAll()) {
-    AfterMutation();
-    freed_.NotifyAll();
-  }
-  return PageCount(backing_.pool().cached());
-}
-
 bool DeviceMemory::Impl::HasAddresses(PageCount count, Bytes alignment) {
   const std::optional<uint64_t> first =
       addresses_->Take(count.value(), std::max(alignment, Bytes(1)).value());

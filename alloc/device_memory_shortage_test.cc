@@ -116,7 +116,8 @@ TEST_F(DeviceMemoryShortageTest, ReclaimersAreAskedForWhatIsMissingInOrder) {
   }
 }
 
-TEST_F(DeviceMemoryShortageTest, ReclaimersAreNotAskedForWhatCanStillBeCreated) {
+TEST_F(DeviceMemoryShortageTest,
+       ReclaimersAreNotAskedForWhatCanStillBeCreated) {
   AddressRange* const held = Reserve(3);
   ASSERT_TRUE(Commit(held, 0, 3).ok());
   FakeReclaimer reclaimer(memory_.get(), held);
@@ -187,7 +188,8 @@ class EmptyPromises : public PageReclaimer {
   std::string ReclaimerName() const override { return "promises"; }
 };
 
-TEST_F(DeviceMemoryShortageTest, AReclaimerThatPromisesAndDoesNotGiveEndsInAnError) {
+TEST_F(DeviceMemoryShortageTest,
+       AReclaimerThatPromisesAndDoesNotGiveEndsInAnError) {
   AddressRange* const range = Reserve(kLimitPages + 1);
   ASSERT_TRUE(Commit(range, 0, kLimitPages).ok());
   EmptyPromises promises;

@@ -276,8 +276,8 @@ class DeviceMemory {
   // mappings, the driver's, without a verdict: see DescribeMappingShortage.
   absl::StatusOr<AddressRange*> TryMakeRange(OwnerId owner, Bytes alignment,
                                              std::span<const PageHandle> pages);
-  // Unmaps what has cooled. Returns the pages that are cached now: what a commit
-  // can have without creating one. Waits for nothing.
+  // Unmaps what has cooled. Returns the pages that are cached now: what a
+  // commit can have without creating one. Waits for nothing.
   PageCount Harvest();
   // Creates handles ahead until `count` are cached, or as many as the limit
   // allows, so that later commits create none. All or nothing where the driver

@@ -1,6 +1,6 @@
 // Checks that run after every mutation in builds with QUIRE_INTERNAL_CHECKS,
-// and cost nothing in others. For the layers of Quire itself: public only because
-// paging/ checks its invariants in the same builds.
+// and cost nothing in others. For the layers of Quire itself: public only
+// because paging/ checks its invariants in the same builds.
 
 #ifndef QUIRE_ALLOC_INTERNAL_CHECKS_H_
 #define QUIRE_ALLOC_INTERNAL_CHECKS_H_

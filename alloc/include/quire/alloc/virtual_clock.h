@@ -36,9 +36,7 @@ struct DriverCostTable {
 // Thread-safe.
 class VirtualClock {
  public:
-  uint64_t nanoseconds() const {
-    return now_.load(std::memory_order_relaxed);
-  }
+  uint64_t nanoseconds() const { return now_.load(std::memory_order_relaxed); }
   void Advance(uint64_t nanoseconds) {
     now_.fetch_add(nanoseconds, std::memory_order_relaxed);
   }
