@@ -4,33 +4,23 @@
 #include <gtest/gtest.h>
 
 #include <future>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "alloc/cuda_driver_impl.h"
 #include "alloc/cuda_function_table.h"
+#include "alloc/testing/cuda_driver_fixture.h"
+#include "alloc/testing/expect_status.h"
 #include "alloc/testing/fake_cuda.h"
 
 namespace quire {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Key;
 using ::testing::SizeIs;
-
-constexpr Bytes kPage = MiB(2);
-constexpr uint64_t kPageBytes = kPage.value();
-
-#define EXPECT_STATUS(code_, text, expression)                     \
-  do {                                                             \
-    const absl::Status status_ = (expression);                     \
-    EXPECT_EQ(status_.code(), absl::StatusCode::code_) << status_; \
-    EXPECT_THAT(std::string(status_.message()), HasSubstr(text));  \
-  } while (false)
 
 // ---- Start ------------------------------------------------------------------
 
@@ -76,52 +66,7 @@ TEST(CudaDriverStartTest, IsUnavailableWithoutAUsableDevice) {
 
 // ---- With a device ----------------------------------------------------------
 
-class CudaDriverTest : public ::testing::Test {
- protected:
-  CudaDriverTest() { Start({}); }
-  ~CudaDriverTest() override { End(); }
-
-  void Start(const FakeCudaOptions& options) {
-    End();
-    cuda_ = *FakeCuda::Create(options);
-    auto driver = CreateCudaDriverOn(cuda_->Table());
-    ASSERT_TRUE(driver.ok()) << driver.status();
-    driver_ = *std::move(driver);
-  }
-  // Nothing may be left behind.
-  void End() {
-    if (driver_ == nullptr) return;
-    driver_.reset();
-    EXPECT_THAT(cuda_->Leaks(), IsEmpty());
-    EXPECT_THAT(cuda_->ContextLeaks(), IsEmpty());
-  }
-  std::map<CUdeviceptr, FakeCudaMemory::Mapping> Mappings() const {
-    return cuda_->memory().mappings();
-  }
-  DeviceAddress Reserve(uint64_t pages) {
-    return *driver_->ReserveAddress(Bytes(pages * kPageBytes), Bytes(0));
-  }
-  PageHandle CreatePage(DeviceId device = DeviceId(0)) {
-    return *driver_->CreatePage(device, kPage);
-  }
-  std::vector<PageHandle> CreatePages(int count) {
-    std::vector<PageHandle> pages;
-    for (int i = 0; i < count; ++i) pages.push_back(CreatePage());
-    return pages;
-  }
-  static DeviceAddress At(DeviceAddress base, uint64_t page) {
-    return *CheckedAdd(base, Bytes(page * kPageBytes));
-  }
-  bool AllAccessible() const {
-    for (const auto& [address, mapping] : Mappings()) {
-      if (!mapping.Allows(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)) return false;
-    }
-    return true;
-  }
-
-  std::unique_ptr<FakeCuda> cuda_;
-  std::unique_ptr<Driver> driver_;
-};
+using CudaDriverTest = CudaDriverFixture;
 
 TEST_F(CudaDriverTest, DescribesItsDevices) {
   EXPECT_EQ(driver_->name(), "cuda");
@@ -378,6 +323,34 @@ TEST_F(CudaDriverTest, HostFunctionsRunOnceAndAreNeverLeaked) {
   EXPECT_EQ(owned.use_count(), 2) << "this test's pointer and `count`'s";
   EXPECT_STATUS(kInvalidArgument, "no function",
                 driver_->LaunchHostFunction(stream, nullptr));
+}
+
+// A device that has failed runs nothing that is queued, and nothing is given
+// back to it; but what the driver itself holds must not be lost.
+TEST(CudaDriverFailureTest, HostFunctionsThatTheDeviceDropsAreNotLeaked) {
+  const auto cuda = *FakeCuda::Create();
+  auto driver = *CreateCudaDriverOn(cuda->Table());
+  const Bytes page = MiB(2);
+  const StreamId stream = *driver->CreateStream(DeviceId(0));
+  const DeviceAddress base = *driver->ReserveAddress(page, Bytes(0));
+  const PageHandle handle = *driver->CreatePage(DeviceId(0), page);
+  ASSERT_TRUE(driver->Map(base, {&handle, 1}).ok());
+  std::promise<void> gate;
+  const auto wait = [opened = gate.get_future().share()] { opened.wait(); };
+  ASSERT_TRUE(driver->LaunchHostFunction(stream, wait).ok());
+  ASSERT_TRUE(driver->Fill(base, 1, page, stream).ok());
+  auto owned = std::make_shared<int>(0);
+  ASSERT_TRUE(driver->LaunchHostFunction(stream, [owned] { ++*owned; }).ok());
+  // Under the fill, which nobody may do.
+  ASSERT_TRUE(driver->Unmap(base, page).ok());
+  gate.set_value();
+  EXPECT_STATUS(kInternal, "cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS",
+                driver->SynchronizeStream(stream));
+  EXPECT_STATUS(kInternal, "CUDA_ERROR_ILLEGAL_ADDRESS",
+                driver->Map(base, {&handle, 1}));
+  EXPECT_EQ(*owned, 0);
+  driver.reset();
+  EXPECT_EQ(owned.use_count(), 1);
 }
 
 TEST_F(CudaDriverTest, DestroyThatFailsKeepsTheObject) {

@@ -174,14 +174,14 @@ CUresult FakeCuda::TakeFault(FakeCudaCall call) {
 CUresult FakeCuda::Begin(FakeCudaCall call) {
   const CUresult fault = TakeFault(call);
   if (fault != CUDA_SUCCESS || IsAboutResults(call)) return fault;
-  // Rule host-function-calls.
+  // [host-function-calls]
   if (HostStream::OnStreamThread()) return CUDA_ERROR_NOT_PERMITTED;
-  // Rule init-first.
+  // [init-first]
   if (call != FakeCudaCall::kInit && !is_initialised_) {
     return CUDA_ERROR_NOT_INITIALIZED;
   }
   if (!IsWork(call)) return CUDA_SUCCESS;
-  // Rule failure-stays.
+  // [failure-stays]
   if (streams_.failure() != CUDA_SUCCESS) return streams_.failure();
   return IsUnsafeInCapture(call) ? streams_.CheckUnsafeCall() : CUDA_SUCCESS;
 }
@@ -203,14 +203,14 @@ std::vector<std::string> FakeCuda::ContextLeaks() const {
 // ---- Start, results, devices ------------------------------------------------
 
 CUresult FakeCuda::Init(unsigned flags) {
-  // Rule init-flags.
+  // [init-flags]
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
   is_initialised_ = true;
   return CUDA_SUCCESS;
 }
 
 CUresult FakeCuda::GetErrorName(CUresult result, const char** name) {
-  // Rule error-name.
+  // [error-name]
   const NamedResult* const found = FindResult(result);
   *name = found == nullptr ? nullptr : found->name;
   return found == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -230,7 +230,7 @@ CUresult FakeCuda::DeviceGetCount(int* count) {
 
 CUresult FakeCuda::DeviceGet(CUdevice* device, int ordinal) {
   if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  // Rule device-ordinal.
+  // [device-ordinal]
   if (!IsDevice(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
   *device = ordinal;
   return CUDA_SUCCESS;
@@ -239,7 +239,7 @@ CUresult FakeCuda::DeviceGet(CUdevice* device, int ordinal) {
 CUresult FakeCuda::DeviceGetName(char* name, int length, CUdevice device) {
   if (name == nullptr || length < 1) return CUDA_ERROR_INVALID_VALUE;
   if (!IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
-  // Rule device-name.
+  // [device-name]
   const std::string full = absl::StrFormat("fake device %d", device);
   const size_t copied = full.copy(name, length - 1);
   name[copied] = '\0';
@@ -269,6 +269,7 @@ CUresult FakeCuda::DeviceCanAccessPeer(int* can, CUdevice device,
                                        CUdevice peer) {
   if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!IsDevice(device) || !IsDevice(peer)) return CUDA_ERROR_INVALID_DEVICE;
+  // [device-peer]
   *can = device != peer && options_.peers_reach_each_other ? 1 : 0;
   return CUDA_SUCCESS;
 }

@@ -2,8 +2,8 @@
 // model of its state, for tests of CudaDriver and of everything above it.
 //
 // It keeps state as the CUDA documentation defines it and refuses what that
-// refuses, with the same results. Each rule is named in the code where it is
-// checked; docs/driver_rules.md quotes the sentence that it enforces and names
+// refuses, with the same results. Each rule has its [name] in the code where it
+// is checked; docs/driver_rules.md quotes the sentence that it enforces, names
 // the test that breaks it, and says where the fake is stricter than the
 // documentation. There is real memory at the addresses that it hands out, so a
 // test may play the device and read and write through them, and streams are

@@ -30,7 +30,7 @@ CUresult FakeCudaStreams::BeginCapture(CUstream stream,
                                        CUstreamCaptureMode mode) {
   MutexLock lock(&mutex_);
   const auto found = streams_.find(stream);
-  // Rule capture-begin.
+  // [capture-begin]
   if (found == streams_.end() || found->second.capture || !IsMode(mode)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -45,13 +45,13 @@ CUresult FakeCudaStreams::EndCapture(CUstream stream, size_t* nodes) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const Capture capture = *found->second.capture;
-  // Rule capture-thread.
+  // [capture-thread]
   if (capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
       capture.origin != std::this_thread::get_id()) {
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   }
   found->second.capture.reset();
-  // Rule capture-invalidated.
+  // [capture-invalidated]
   *nodes = capture.invalidated ? 0 : capture.nodes;
   return capture.invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                              : CUDA_SUCCESS;
@@ -83,14 +83,14 @@ CUresult FakeCudaStreams::ExchangeCaptureMode(CUstreamCaptureMode* mode) {
 
 CUresult FakeCudaStreams::CheckUnsafeCall() {
   const CUstreamCaptureMode mode = ModeOf(id_);
-  // Rule capture-relaxed.
+  // [capture-relaxed]
   if (mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
   CUresult result = CUDA_SUCCESS;
   MutexLock lock(&mutex_);
   for (auto& [handle, stream] : streams_) {
     if (!stream.capture) continue;
     const bool is_own = stream.capture->origin == std::this_thread::get_id();
-    // Rules capture-global and capture-thread-local.
+    // [capture-global] [capture-thread-local]
     const bool prohibits =
         is_own ? stream.capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED
                : mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&

@@ -28,16 +28,16 @@ CUresult FakeCudaContexts::Retain(CUdevice device, CUcontext* context) {
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
   MutexLock lock(&mutex_);
   ++retained_[device];
-  // Rule context-not-pushed.
+  // [context-not-pushed]
   *context = ContextOf(device);
   return CUDA_SUCCESS;
 }
 
 CUresult FakeCudaContexts::Release(CUdevice device, bool* is_reset) {
   MutexLock lock(&mutex_);
-  // Rule context-release.
+  // [context-release]
   if (retained_[device] == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  // Rule context-reset. Stacks stay as they are.
+  // [context-reset] Stacks stay as they are.
   *is_reset = --retained_[device] == 0;
   return CUDA_SUCCESS;
 }
@@ -45,7 +45,7 @@ CUresult FakeCudaContexts::Release(CUdevice device, bool* is_reset) {
 CUresult FakeCudaContexts::Push(CUcontext context) {
   const CUdevice device = DeviceOf(context);
   MutexLock lock(&mutex_);
-  // Rule context-valid.
+  // [context-valid]
   if (device < 0 || device >= static_cast<CUdevice>(retained_.size()) ||
       retained_[device] == 0) {
     return CUDA_ERROR_INVALID_CONTEXT;
@@ -57,7 +57,7 @@ CUresult FakeCudaContexts::Push(CUcontext context) {
 
 CUresult FakeCudaContexts::Pop(CUcontext* context) {
   const auto stack = stacks.find(id_);
-  // Rule context-pop.
+  // [context-pop]
   if (stack == stacks.end()) return CUDA_ERROR_INVALID_CONTEXT;
   if (context != nullptr) *context = stack->second.back();
   stack->second.pop_back();
@@ -68,11 +68,11 @@ CUresult FakeCudaContexts::Pop(CUcontext* context) {
 
 CUresult FakeCudaContexts::FindCurrent(CUdevice* device) const {
   const auto stack = stacks.find(id_);
-  // Rule context-current.
+  // [context-current]
   if (stack == stacks.end()) return CUDA_ERROR_INVALID_CONTEXT;
   *device = DeviceOf(stack->second.back());
   MutexLock lock(&mutex_);
-  // Rule context-destroyed.
+  // [context-destroyed]
   return retained_[*device] > 0 ? CUDA_SUCCESS
                                 : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }

@@ -1,7 +1,7 @@
 // The contexts of the fake of NVIDIA's driver: the primary context of each
 // device, and the stack of current contexts of each thread.
 //
-// Rules are named as in docs/driver_rules.md, which quotes the documentation.
+// [names] of rules: docs/driver_rules.md, which quotes the documentation.
 //
 // Thread-safe. What belongs to a context is kept by others and named by its
 // device: primary contexts are the only ones.

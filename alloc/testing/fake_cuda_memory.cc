@@ -60,6 +60,7 @@ CUresult FakeCudaMemory::GetInfo(CUdevice device, size_t* free,
                                  size_t* total) const {
   if (free == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
   MutexLock lock(&mutex_);
+  // [info-free]
   const HostPageMemory& memory = *devices_[device];
   *total = memory.capacity();
   *free = memory.capacity() - memory.used();
@@ -71,20 +72,20 @@ CUresult FakeCudaMemory::GetInfo(CUdevice device, size_t* free,
 CUresult FakeCudaMemory::AddressReserve(CUdeviceptr* address, size_t size,
                                         size_t alignment, CUdeviceptr hint,
                                         unsigned long long flags) {
-  // Rule reserve-flags.
+  // [reserve-flags]
   if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  // Rule reserve-aligned.
+  // [reserve-aligned]
   if (size == 0 || size % kHostPage != 0 || hint % kHostPage != 0 ||
       (alignment != 0 && !IsPowerOfTwo(alignment))) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (alignment == 0) alignment = options_.granularity;
   MutexLock lock(&mutex_);
-  // Rule reserve-exhausted.
+  // [reserve-exhausted]
   if (size > options_.address_space - reserved_bytes_) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  // Rule reserve-hint.
+  // [reserve-hint]
   const bool hint_served = hint != 0 && hint % alignment == 0 &&
                            SystemHostKernel()->ReserveAt(hint, size) == 0;
   uint64_t reserved = hint;
@@ -101,7 +102,7 @@ CUresult FakeCudaMemory::AddressReserve(CUdeviceptr* address, size_t size,
 CUresult FakeCudaMemory::AddressFree(CUdeviceptr address, size_t size) {
   MutexLock lock(&mutex_);
   const auto reservation = reservations_.find(address);
-  // Rules free-exact and free-unmapped.
+  // [free-exact] [free-unmapped]
   if (reservation == reservations_.end() || reservation->second != size ||
       OverlapsMapping(address, size)) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -133,7 +134,7 @@ bool FakeCudaMemory::OverlapsMapping(CUdeviceptr address, size_t size) const {
 
 CUresult FakeCudaMemory::CheckProperties(
     const CUmemAllocationProp* properties) const {
-  // Rule create-properties. Managed memory, other places and handles for other
+  // [create-properties] Managed memory, other places and handles for other
   // processes are not modelled.
   if (properties == nullptr ||
       properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
@@ -142,7 +143,7 @@ CUresult FakeCudaMemory::CheckProperties(
       properties->win32HandleMetaData != nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // Rule create-device.
+  // [create-device]
   if (!IsDevice(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
   return CUDA_SUCCESS;
 }
@@ -164,7 +165,7 @@ CUresult FakeCudaMemory::CreateAllocation(CUmemGenericAllocationHandle* handle,
                                           size_t size,
                                           const CUmemAllocationProp* properties,
                                           unsigned long long flags) {
-  // Rules create-flags and create-granularity.
+  // [create-flags] [create-granularity]
   if (handle == nullptr || flags != 0 || size == 0 ||
       size % options_.granularity != 0) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -175,9 +176,10 @@ CUresult FakeCudaMemory::CreateAllocation(CUmemGenericAllocationHandle* handle,
   }
   MutexLock lock(&mutex_);
   const CUdevice device = properties->location.id;
-  // Rule create-exhausted.
+  // [create-exhausted]
   const auto backing = devices_[device]->Allocate(size);
   if (!backing.ok()) return CUDA_ERROR_OUT_OF_MEMORY;
+  // [create-unmapped]
   *handle = ++last_handle_;
   allocations_[*handle] = {device, size, *backing};
   return CUDA_SUCCESS;
@@ -186,18 +188,18 @@ CUresult FakeCudaMemory::CreateAllocation(CUmemGenericAllocationHandle* handle,
 CUresult FakeCudaMemory::Release(CUmemGenericAllocationHandle handle) {
   MutexLock lock(&mutex_);
   const auto found = allocations_.find(handle);
-  // Rule release-valid.
+  // [release-valid]
   if (found == allocations_.end() || found->second.released) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // Rule release-mapped.
+  // [release-mapped]
   found->second.released = true;
   FreeIfUnused(handle);
   return CUDA_SUCCESS;
 }
 
 void FakeCudaMemory::FreeIfUnused(CUmemGenericAllocationHandle handle) {
-  // Rule memory-lives.
+  // [memory-lives] [memory-outlives-context]
   const auto found = allocations_.find(handle);
   const Allocation& allocation = found->second;
   if (!allocation.released || allocation.mappings > 0) return;
@@ -210,20 +212,20 @@ void FakeCudaMemory::FreeIfUnused(CUmemGenericAllocationHandle handle) {
 CUresult FakeCudaMemory::Map(CUdeviceptr address, size_t size, size_t offset,
                              CUmemGenericAllocationHandle handle,
                              unsigned long long flags) {
-  // Rules map-flags, map-offset and map-granularity.
+  // [map-flags] [map-offset] [map-granularity]
   if (flags != 0 || offset != 0 || size == 0 ||
       size % options_.granularity != 0 || address % options_.granularity != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   MutexLock lock(&mutex_);
   const auto found = allocations_.find(handle);
-  // Rules map-handle, map-size, map-reserved and map-once.
+  // [map-handle] [map-size] [map-reserved] [map-once]
   if (found == allocations_.end() || found->second.released ||
       size > found->second.size || !IsReserved(address, size) ||
       OverlapsMapping(address, size)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // Rule map-no-access: nothing is put at the addresses yet.
+  // [map-no-access] Nothing is put at the addresses yet.
   mappings_[address] = {size, handle, {}};
   ++found->second.mappings;
   return CUDA_SUCCESS;
@@ -232,7 +234,7 @@ CUresult FakeCudaMemory::Map(CUdeviceptr address, size_t size, size_t offset,
 CUresult FakeCudaMemory::Unmap(CUdeviceptr address, size_t size) {
   MutexLock lock(&mutex_);
   const auto mapping = mappings_.find(address);
-  // Rule unmap-whole: of one mapping, which is the least that it can mean.
+  // [unmap-whole] One mapping, which is the least that it can mean.
   if (mapping == mappings_.end() || mapping->second.size != size) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -242,6 +244,7 @@ CUresult FakeCudaMemory::Unmap(CUdeviceptr address, size_t size) {
     mapping->second.access = access;
     return hidden;
   }
+  // [unmap-reserves] [unmap-access] Nothing is left but the reservation.
   const CUmemGenericAllocationHandle handle = mapping->second.handle;
   mappings_.erase(mapping);
   --allocations_.at(handle).mappings;
@@ -250,14 +253,14 @@ CUresult FakeCudaMemory::Unmap(CUdeviceptr address, size_t size) {
 }
 
 CUresult FakeCudaMemory::CheckAccess(const CUmemAccessDesc& access) const {
-  // Rule access-location.
+  // [access-location]
   if (access.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
       (access.flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
        access.flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
        access.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // Rule access-device.
+  // [access-device]
   return IsDevice(access.location.id) ? CUDA_SUCCESS
                                       : CUDA_ERROR_INVALID_DEVICE;
 }
@@ -273,7 +276,7 @@ CUresult FakeCudaMemory::SetAccess(CUdeviceptr address, size_t size,
     }
   }
   MutexLock lock(&mutex_);
-  // Rule access-whole.
+  // [access-whole]
   std::vector<MappingIterator> mappings;
   CUdeviceptr reached = address;
   while (reached - address < size) {
@@ -288,7 +291,7 @@ CUresult FakeCudaMemory::SetAccess(CUdeviceptr address, size_t size,
   for (const MappingIterator& mapping : mappings) {
     const CUdevice owner = allocations_.at(mapping->second.handle).device;
     for (const CUmemAccessDesc& one : wanted) {
-      // Rule access-peer.
+      // [access-peer]
       if (one.location.id != owner && !options_.peers_reach_each_other) {
         return CUDA_ERROR_INVALID_DEVICE;
       }
@@ -298,6 +301,7 @@ CUresult FakeCudaMemory::SetAccess(CUdeviceptr address, size_t size,
   for (const MappingIterator& mapping : mappings) {
     before.push_back(mapping->second.access);
     for (const CUmemAccessDesc& one : wanted) {
+      // [access-none]
       if (one.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
         mapping->second.access.erase(one.location.id);
       } else {
@@ -371,7 +375,7 @@ CUresult FakeCudaMemory::FlipInKernel(std::span<const MappingIterator> run) {
 }
 
 void FakeCudaMemory::FillWithJunk(const MappingIterator& mapping) {
-  // Rule create-contents.
+  // [create-contents]
   Allocation& allocation = allocations_.at(mapping->second.handle);
   if (std::exchange(allocation.contents_are_junk, true)) return;
   for (size_t at = 0; at < mapping->second.size; at += options_.granularity) {
@@ -401,7 +405,7 @@ bool FakeCudaMemory::ForEachMapping(CUdeviceptr address, size_t size,
 CUresult FakeCudaMemory::CheckArgument(CUdeviceptr address, size_t size) const {
   if (size == 0) return CUDA_SUCCESS;
   MutexLock lock(&mutex_);
-  // Rule copy-argument.
+  // [copy-argument]
   return ForEachMapping(address, size, [](const Mapping&) { return true; })
              ? CUDA_SUCCESS
              : CUDA_ERROR_INVALID_VALUE;
@@ -411,7 +415,7 @@ bool FakeCudaMemory::Touch(CUdevice device, std::span<const Range> ranges,
                            const std::function<void()>& work) const {
   MutexLock lock(&mutex_);
   for (const Range& range : ranges) {
-    // Rule copy-access.
+    // [copy-access]
     if (!ForEachMapping(range.address, range.size, [&](const Mapping& mapping) {
           return mapping.Allows(device, range.access);
         })) {

@@ -8,7 +8,7 @@
 // faults. Where a device may read only, the host may still write: what copies
 // may do is checked by the books.
 //
-// Rules are named as in docs/driver_rules.md, which quotes the documentation.
+// [names] of rules: docs/driver_rules.md, which quotes the documentation.
 //
 // Invariants: reservations are disjoint; every mapping lies in one of them;
 // mappings are disjoint; an allocation exists while its handle is not released

@@ -16,13 +16,13 @@ CUresult FakeCudaPinned::Allocate(CUdevice current, void** memory, size_t size,
   constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE |
                               CU_MEMHOSTALLOC_DEVICEMAP |
                               CU_MEMHOSTALLOC_WRITECOMBINED;
-  // Rule pinned-arguments.
+  // [pinned-arguments]
   if (memory == nullptr || size == 0 || (flags & ~kKnown) != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   void* const start = mmap(nullptr, size, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  // Rule pinned-exhausted.
+  // [pinned-exhausted]
   if (start == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   *memory = start;
   auto* const bytes = static_cast<std::byte*>(start);
@@ -34,7 +34,7 @@ CUresult FakeCudaPinned::Allocate(CUdevice current, void** memory, size_t size,
 CUresult FakeCudaPinned::Free(void* memory) {
   MutexLock lock(&mutex_);
   const auto block = blocks_.find(static_cast<const std::byte*>(memory));
-  // Rule pinned-free.
+  // [pinned-free]
   if (block == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
   block->second->Free();
   blocks_.erase(block);

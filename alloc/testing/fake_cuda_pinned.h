@@ -1,6 +1,6 @@
 // The pinned host memory of the fake of NVIDIA's driver.
 //
-// Rules are named as in docs/driver_rules.md, which quotes the documentation.
+// [names] of rules: docs/driver_rules.md, which quotes the documentation.
 //
 // Thread-safe.
 

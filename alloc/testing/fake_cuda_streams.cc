@@ -39,7 +39,7 @@ void FakeCudaStreams::Fail(CUresult result) {
 
 CUresult FakeCudaStreams::CreateStream(CUdevice current, CUstream* stream,
                                        unsigned flags) {
-  // Rule stream-flags.
+  // [stream-flags]
   if (stream == nullptr ||
       (flags != CU_STREAM_DEFAULT && flags != CU_STREAM_NON_BLOCKING)) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -59,9 +59,9 @@ CUresult FakeCudaStreams::FindStream(CUstream stream, Stream** found) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   const auto entry = streams_.find(stream);
-  // Rule stream-valid.
+  // [stream-valid]
   if (entry == streams_.end()) return CUDA_ERROR_INVALID_HANDLE;
-  // Rule capture-invalidated.
+  // [capture-invalidated]
   if (entry->second.capture && entry->second.capture->invalidated) {
     return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   }
@@ -77,7 +77,7 @@ CUresult FakeCudaStreams::DestroyStream(CUstream stream) {
       result != CUDA_SUCCESS) {
     return result;
   }
-  // Rule stream-destroy.
+  // [stream-destroy]
   past_.push_back(std::move(found->queue));
   streams_.erase(stream);
   return CUDA_SUCCESS;
@@ -102,14 +102,14 @@ CUresult FakeCudaStreams::Synchronize(CUstream stream) {
         result != CUDA_SUCCESS) {
       return result;
     }
-    // Rule capture-synchronize.
+    // [capture-synchronize]
     if (found->capture) {
       found->capture->invalidated = true;
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     queue = found->queue;
   }
-  // Rule stream-synchronize.
+  // [stream-synchronize]
   queue->Synchronize();
   return failure_;
 }
@@ -122,13 +122,14 @@ CUresult FakeCudaStreams::Submit(CUdevice current, CUstream stream,
       result != CUDA_SUCCESS) {
     return result;
   }
-  // Rule stream-context.
+  // [stream-context]
   if (found->device != current) return CUDA_ERROR_INVALID_CONTEXT;
-  // Rule capture-executes-nothing.
+  // [capture-executes-nothing]
   if (found->capture) {
     ++found->capture->nodes;
     return CUDA_SUCCESS;
   }
+  // [stream-order]
   const absl::Status queued =
       found->queue->Enqueue([this, work = std::move(work)] {
         if (failure_ == CUDA_SUCCESS) work();
@@ -142,7 +143,7 @@ CUresult FakeCudaStreams::CreateEvent(CUdevice current, CUevent* event,
                                       unsigned flags) {
   constexpr unsigned kKnown =
       CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
-  // Rule event-flags.
+  // [event-flags]
   if (event == nullptr || (flags & ~kKnown) != 0 ||
       ((flags & CU_EVENT_INTERPROCESS) != 0 &&
        (flags & CU_EVENT_DISABLE_TIMING) == 0)) {
@@ -150,14 +151,14 @@ CUresult FakeCudaStreams::CreateEvent(CUdevice current, CUevent* event,
   }
   MutexLock lock(&mutex_);
   *event = reinterpret_cast<CUevent>(NewHandle());
-  // Rule event-unrecorded.
+  // [event-unrecorded]
   events_[*event] = {current, nullptr};
   return CUDA_SUCCESS;
 }
 
 CUresult FakeCudaStreams::FindEvent(CUevent event, Event** found) {
   const auto entry = events_.find(event);
-  // Rule event-valid.
+  // [event-valid]
   if (entry == events_.end()) return CUDA_ERROR_INVALID_HANDLE;
   *found = &entry->second;
   return CUDA_SUCCESS;
@@ -165,7 +166,7 @@ CUresult FakeCudaStreams::FindEvent(CUevent event, Event** found) {
 
 CUresult FakeCudaStreams::DestroyEvent(CUevent event) {
   MutexLock lock(&mutex_);
-  // Rule event-destroy: whoever waits for the mark keeps it.
+  // [event-destroy] Whoever waits for the mark keeps it.
   return events_.erase(event) > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -176,7 +177,7 @@ CUresult FakeCudaStreams::Record(CUevent event, CUstream stream) {
   CUresult result = FindEvent(event, &found);
   if (result == CUDA_SUCCESS) result = FindStream(stream, &target);
   if (result != CUDA_SUCCESS) return result;
-  // Rule event-context.
+  // [event-context]
   if (found->device != target->device) return CUDA_ERROR_INVALID_HANDLE;
   if (target->capture) {
     ++target->capture->nodes;
@@ -187,7 +188,7 @@ CUresult FakeCudaStreams::Record(CUevent event, CUstream stream) {
   if (!target->queue->Enqueue([mark] { mark->Reach(); }).ok()) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  // Rule event-record-again.
+  // [event-record-again]
   *found = {found->device, std::move(mark)};
   return CUDA_SUCCESS;
 }
@@ -200,7 +201,7 @@ CUresult FakeCudaStreams::FindMark(CUevent event,
       result != CUDA_SUCCESS) {
     return result;
   }
-  // Rule capture-event.
+  // [capture-event]
   if (found->captured) return CUDA_ERROR_CAPTURED_EVENT;
   *mark = found->mark;
   return CUDA_SUCCESS;
@@ -211,7 +212,7 @@ CUresult FakeCudaStreams::Query(CUevent event) {
   if (const CUresult result = FindMark(event, &mark); result != CUDA_SUCCESS) {
     return result;
   }
-  // Rule event-query.
+  // [event-query]
   if (mark != nullptr && !mark->reached()) return CUDA_ERROR_NOT_READY;
   return failure_;
 }
@@ -221,7 +222,7 @@ CUresult FakeCudaStreams::SynchronizeEvent(CUevent event) {
   if (const CUresult result = FindMark(event, &mark); result != CUDA_SUCCESS) {
     return result;
   }
-  // Rule event-synchronize.
+  // [event-synchronize]
   if (mark != nullptr) mark->Wait();
   return failure_;
 }
@@ -234,10 +235,10 @@ CUresult FakeCudaStreams::WaitEvent(CUstream stream, CUevent event,
   CUresult result = FindEvent(event, &found);
   if (result == CUDA_SUCCESS) result = FindStream(stream, &target);
   if (result != CUDA_SUCCESS) return result;
-  // Rule wait-flags.
+  // [wait-flags]
   if (flags != CU_EVENT_WAIT_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
   if (target->capture) {
-    // Rule capture-isolation.
+    // [capture-isolation]
     if (!found->captured) {
       target->capture->invalidated = true;
       return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
@@ -246,7 +247,7 @@ CUresult FakeCudaStreams::WaitEvent(CUstream stream, CUevent event,
     return CUDA_SUCCESS;
   }
   if (found->captured) return CUDA_ERROR_NOT_SUPPORTED;
-  // Rule wait-most-recent: for the mark of now, in any context.
+  // [wait-most-recent] [wait-context] For the mark of now, whatever its device.
   if (found->mark == nullptr) return CUDA_SUCCESS;
   return target->queue->Enqueue([mark = found->mark] { mark->Wait(); }).ok()
              ? CUDA_SUCCESS

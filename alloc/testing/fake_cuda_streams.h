@@ -11,7 +11,7 @@
 // Capture. A capturing stream executes nothing; it counts what was captured.
 // Joining a capture through an event is not modelled and refused.
 //
-// Rules are named as in docs/driver_rules.md, which quotes the documentation.
+// [names] of rules: docs/driver_rules.md, which quotes the documentation.
 //
 // Thread-safe. No lock is held while work runs or is waited for.
 

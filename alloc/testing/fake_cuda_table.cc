@@ -23,6 +23,7 @@ template <int kSlot, FakeCudaCall kCall, typename... Arguments,
 struct FakeCudaTable::Entry<kSlot, kCall, kFunction> {
   static CUresult CUDAAPI Call(Arguments... arguments) {
     FakeCuda* const fake = slots[kSlot];
+    // [end-last]
     if (fake == nullptr) return CUDA_ERROR_DEINITIALIZED;
     const CUresult result = fake->Begin(kCall);
     if (result != CUDA_SUCCESS) return result;

@@ -76,7 +76,7 @@ CUresult FakeCuda::SubmitSteps(CUstream stream, size_t size,
       for (size_t offset = 0; offset < size; offset += kStepBytes) {
         const size_t bytes = std::min(kStepBytes, size - offset);
         if (work({current, offset, bytes})) continue;
-        // Rule failure-stays.
+        // [failure-stays]
         streams_.Fail(CUDA_ERROR_ILLEGAL_ADDRESS);
         return;
       }
@@ -95,7 +95,7 @@ CUresult FakeCuda::MemcpyHtoDAsync(CUdeviceptr to, const void* from,
       stream, size, [=, this, block = pinned_.Find(from)](const Step& step) {
         const FakeCudaMemory::Range range = {
             to + step.offset, step.bytes, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        // Rule pinned-in-use.
+        // [pinned-in-use]
         return !IsFreed(block) && memory_->Touch(step.device, {&range, 1}, [&] {
           if (!options_.backing) return;
           std::memcpy(Pointer(range.address),
@@ -166,7 +166,7 @@ CUresult FakeCuda::MemsetD8Async(CUdeviceptr to, unsigned char value,
 CUresult FakeCuda::LaunchHostFunc(CUstream stream, CUhostFn function,
                                   void* data) {
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  // Rule host-function-failure: Submit drops it.
+  // [host-function-order] [host-function-failure] Submit sees to both.
   return InContext([&](CUdevice current) {
     return streams_.Submit(current, stream, [=] { function(data); });
   });

@@ -1,7 +1,5 @@
-// Stream order, events and copies of HostDriver. Work is held back by gates,
+// Stream order, events and copies of every driver. Work is held back by gates,
 // not by time: no outcome here depends on how fast anything runs.
-
-#include "alloc/host_stream.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "quire/alloc/host_driver.h"
+#include "alloc/host_stream.h"
+#include "alloc/testing/test_driver.h"
 
 namespace quire {
 namespace {
@@ -35,14 +34,14 @@ class Gate {
   std::shared_ptr<StreamMark> mark_ = std::make_shared<StreamMark>();
 };
 
-class HostStreamTest : public ::testing::Test {
+class DriverStreamTest : public ::testing::Test {
  protected:
-  HostStreamTest() {
+  DriverStreamTest() {
     HostDriverOptions options;
     options.device_count = 2;
     options.memory_per_device = MiB(4);
     options.granularity = kPage;
-    driver_ = *HostDriver::Create(options);
+    driver_ = *TestDriver::Create(options);
     for (StreamId* stream : {&stream_, &other_}) {
       *stream = *driver_->CreateStream(DeviceId(0));
     }
@@ -59,7 +58,7 @@ class HostStreamTest : public ::testing::Test {
     return driver_->LaunchHostFunction(stream, std::move(function));
   }
 
-  std::unique_ptr<HostDriver> driver_;
+  std::unique_ptr<TestDriver> driver_;
   StreamId stream_;
   StreamId other_;
   EventId event_;
@@ -67,7 +66,7 @@ class HostStreamTest : public ::testing::Test {
 
 absl::StatusCode Code(const absl::Status& status) { return status.code(); }
 
-TEST_F(HostStreamTest, RunsWorkInOrder) {
+TEST_F(DriverStreamTest, RunsWorkInOrder) {
   std::vector<int> order;
   for (int i = 0; i < 1000; ++i) {
     ASSERT_TRUE(Launch(stream_, [&order, i] { order.push_back(i); }).ok());
@@ -77,7 +76,7 @@ TEST_F(HostStreamTest, RunsWorkInOrder) {
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(order[i], i);
 }
 
-TEST_F(HostStreamTest, StreamsRunBesideEachOther) {
+TEST_F(DriverStreamTest, StreamsRunBesideEachOther) {
   Gate gate;
   ASSERT_TRUE(Launch(stream_, gate.Waiter()).ok());
   std::atomic<bool> ran = false;
@@ -86,7 +85,7 @@ TEST_F(HostStreamTest, StreamsRunBesideEachOther) {
   EXPECT_TRUE(ran);
 }
 
-TEST_F(HostStreamTest, AnEventCompletesWithTheWorkBeforeIt) {
+TEST_F(DriverStreamTest, AnEventCompletesWithTheWorkBeforeIt) {
   EXPECT_TRUE(*driver_->QueryEvent(event_)) << "never recorded";
   EXPECT_TRUE(driver_->SynchronizeEvent(event_).ok());
   Gate gate;
@@ -101,7 +100,7 @@ TEST_F(HostStreamTest, AnEventCompletesWithTheWorkBeforeIt) {
   EXPECT_TRUE(*driver_->QueryEvent(event_));
 }
 
-TEST_F(HostStreamTest, RecordingAgainMovesTheEvent) {
+TEST_F(DriverStreamTest, RecordingAgainMovesTheEvent) {
   Gate gate;
   ASSERT_TRUE(driver_->RecordEvent(event_, stream_).ok());
   ASSERT_TRUE(driver_->SynchronizeEvent(event_).ok());
@@ -110,7 +109,7 @@ TEST_F(HostStreamTest, RecordingAgainMovesTheEvent) {
   EXPECT_FALSE(*driver_->QueryEvent(event_));
 }
 
-TEST_F(HostStreamTest, WaitEventOrdersTwoStreams) {
+TEST_F(DriverStreamTest, WaitEventOrdersTwoStreams) {
   Gate gate;
   int value = 0;
   ASSERT_TRUE(Launch(stream_, gate.Waiter()).ok());
@@ -128,12 +127,12 @@ TEST_F(HostStreamTest, WaitEventOrdersTwoStreams) {
   EXPECT_EQ(seen, 1);
 }
 
-TEST_F(HostStreamTest, WaitingForAnEventNeverRecordedIsNoWait) {
+TEST_F(DriverStreamTest, WaitingForAnEventNeverRecordedIsNoWait) {
   ASSERT_TRUE(driver_->WaitEvent(stream_, event_).ok());
   ASSERT_TRUE(driver_->SynchronizeStream(stream_).ok());
 }
 
-TEST_F(HostStreamTest, EventsAndWaitsCrossDevicesAsInCuda) {
+TEST_F(DriverStreamTest, EventsAndWaitsCrossDevicesAsInCuda) {
   const StreamId remote = *driver_->CreateStream(DeviceId(1));
   EXPECT_EQ(Code(driver_->RecordEvent(event_, remote)),
             absl::StatusCode::kInvalidArgument);
@@ -142,7 +141,7 @@ TEST_F(HostStreamTest, EventsAndWaitsCrossDevicesAsInCuda) {
   EXPECT_TRUE(driver_->SynchronizeStream(remote).ok());
 }
 
-TEST_F(HostStreamTest, DestroyStreamWaitsForItsWork) {
+TEST_F(DriverStreamTest, DestroyStreamWaitsForItsWork) {
   std::atomic<int> ran = 0;
   for (int i = 0; i < 100; ++i) {
     ASSERT_TRUE(Launch(stream_, [&ran] {
@@ -154,7 +153,7 @@ TEST_F(HostStreamTest, DestroyStreamWaitsForItsWork) {
   EXPECT_EQ(ran, 100);
 }
 
-TEST_F(HostStreamTest, DestroyingTheDriverWaitsForQueuedWork) {
+TEST_F(DriverStreamTest, DestroyingTheDriverWaitsForQueuedWork) {
   const DeviceAddress address = MapPages(4);
   std::atomic<int> ran = 0;
   // Two streams that wait for each other in turn, with copies between.
@@ -169,7 +168,7 @@ TEST_F(HostStreamTest, DestroyingTheDriverWaitsForQueuedWork) {
   EXPECT_EQ(ran, 50);
 }
 
-TEST_F(HostStreamTest, HostFunctionsMayNotWaitForStreams) {
+TEST_F(DriverStreamTest, HostFunctionsMayNotWaitForStreams) {
   std::vector<absl::Status> statuses;
   ASSERT_TRUE(Launch(stream_, [&] {
                 statuses.push_back(driver_->SynchronizeStream(stream_));
@@ -183,14 +182,14 @@ TEST_F(HostStreamTest, HostFunctionsMayNotWaitForStreams) {
   }
 }
 
-TEST_F(HostStreamTest, WhatTheWorkOwnsIsGoneAfterTheWait) {
+TEST_F(DriverStreamTest, WhatTheWorkOwnsIsGoneAfterTheWait) {
   auto owned = std::make_shared<int>(1);
   ASSERT_TRUE(Launch(stream_, [copy = owned] {}).ok());
   ASSERT_TRUE(driver_->SynchronizeStream(stream_).ok());
   EXPECT_EQ(owned.use_count(), 1);
 }
 
-TEST_F(HostStreamTest, UnknownStreamsAndEventsAreRefusedByEveryCall) {
+TEST_F(DriverStreamTest, UnknownStreamsAndEventsAreRefusedByEveryCall) {
   ASSERT_TRUE(driver_->DestroyStream(other_).ok());
   ASSERT_TRUE(driver_->DestroyEvent(event_).ok());
   const DeviceAddress address = MapPages(2);
@@ -231,7 +230,7 @@ TEST_F(HostStreamTest, UnknownStreamsAndEventsAreRefusedByEveryCall) {
 
 // ---- Copies -----------------------------------------------------------------
 
-TEST_F(HostStreamTest, CopiesMoveBytesInStreamOrder) {
+TEST_F(DriverStreamTest, CopiesMoveBytesInStreamOrder) {
   const DeviceAddress address = MapPages(4);
   const DeviceAddress second = *CheckedAdd(address, KiB(128));
   std::vector<uint8_t> from(kPage.value() + 100);
@@ -249,7 +248,7 @@ TEST_F(HostStreamTest, CopiesMoveBytesInStreamOrder) {
   EXPECT_EQ(*address.host_pointer<uint8_t>(), 0);
 }
 
-TEST_F(HostStreamTest, CopiesThatTouchUnmappedAddressesAreRefusedAtOnce) {
+TEST_F(DriverStreamTest, CopiesThatTouchUnmappedAddressesAreRefusedAtOnce) {
   const DeviceAddress address = *driver_->ReserveAddress(KiB(256), Bytes(0));
   const PageHandle page = *driver_->CreatePage(DeviceId(0), kPage);
   const DeviceAddress middle = *CheckedAdd(address, kPage);
@@ -282,7 +281,7 @@ TEST_F(HostStreamTest, CopiesThatTouchUnmappedAddressesAreRefusedAtOnce) {
   EXPECT_TRUE(driver_->Fill(last, 1, Bytes(1), stream_).ok());
 }
 
-TEST_F(HostStreamTest, CopiesRefuseNullOverlapAndForeignDevices) {
+TEST_F(DriverStreamTest, CopiesRefuseNullOverlapAndForeignDevices) {
   const DeviceAddress local = MapPages(2);
   const DeviceAddress remote = MapPages(2, DeviceId(1));
   const StreamId remote_stream = *driver_->CreateStream(DeviceId(1));
@@ -313,7 +312,7 @@ TEST_F(HostStreamTest, CopiesRefuseNullOverlapAndForeignDevices) {
   EXPECT_EQ(*remote.host_pointer<uint8_t>(), 6);
 }
 
-TEST_F(HostStreamTest, ThreadsUseTheDriverAtTheSameTime) {
+TEST_F(DriverStreamTest, ThreadsUseTheDriverAtTheSameTime) {
   constexpr int kThreads = 4;
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
