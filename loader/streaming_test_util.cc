@@ -85,7 +85,7 @@ LoadTarget::LoadTarget(Bytes size) {
   options.granularity = KiB(64);
   size_ = *CheckedAlignUp(size, options.granularity);
   options.memory_per_device = size_;
-  driver_ = HostDriver::Create(options).value();
+  driver_ = TestDriver::Create(options).value();
   base_ = driver_->ReserveAddress(size_, Bytes(0)).value();
   const PageHandle page = driver_->CreatePage(DeviceId(0), size_).value();
   EXPECT_TRUE(driver_->Map(base_, {&page, 1}).ok());

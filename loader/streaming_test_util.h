@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "alloc/testing/test_driver.h"
 #include "loader/checkpoint_test_util.h"
-#include "quire/alloc/host_driver.h"
 #include "quire/alloc/units.h"
 #include "quire/loader/checkpoint.h"
 #include "quire/loader/streaming_loader.h"
@@ -36,7 +36,7 @@ void WriteNaiveCheckpoint(const TemporaryFolder& folder,
 void WriteNaiveShards(const TemporaryFolder& folder,
                       const std::vector<std::vector<KnownTensor>>& shards);
 
-// A software device with one range of memory, in which tensors are placed with
+// A device with one range of memory, in which tensors are placed with
 // gaps between them. Every byte of it is known before a load.
 class LoadTarget {
  public:
@@ -44,7 +44,7 @@ class LoadTarget {
   // Expects that nothing is left on the device but this range.
   ~LoadTarget();
 
-  HostDriver* driver() { return driver_.get(); }
+  TestDriver* driver() { return driver_.get(); }
   // Places the tensors of `checkpoint` in a shuffled order, at odd distances.
   std::vector<TensorPlacement> PlaceAll(const Checkpoint& checkpoint);
   // Expects that every placement holds its tensor's bytes and that no byte
@@ -54,7 +54,7 @@ class LoadTarget {
 
  private:
   Bytes size_;
-  std::unique_ptr<HostDriver> driver_;
+  std::unique_ptr<TestDriver> driver_;
   DeviceAddress base_;
 };
 

@@ -131,6 +131,9 @@ TEST_F(FakeCudaMemoryTest, CreateTakesPinnedMemoryOfADeviceOnly) {
   int attributes = 0;
   properties.win32HandleMetaData = &attributes;
   expect_refused(properties);
+  properties = Properties();
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  expect_refused(properties);
 }
 
 TEST_F(FakeCudaMemoryTest, CreateNeedsADeviceThatExists) {
@@ -191,6 +194,12 @@ TEST_F(FakeCudaMemoryTest, AHandleIsReleasedOnce) {
   ASSERT_EQ(cu_.MemRelease(handle), CUDA_SUCCESS);
   EXPECT_EQ(cu_.MemRelease(handle), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cu_.MemRelease(12345), CUDA_ERROR_INVALID_VALUE);
+  // Also where its memory still lives.
+  const CUdeviceptr address = Reserve(1);
+  const CUmemGenericAllocationHandle mapped = Create(1);
+  ASSERT_EQ(Map(address, 1, mapped), CUDA_SUCCESS);
+  ASSERT_EQ(cu_.MemRelease(mapped), CUDA_SUCCESS);
+  EXPECT_EQ(cu_.MemRelease(mapped), CUDA_ERROR_INVALID_VALUE);
   EXPECT_NE(Create(1), handle) << "a stale handle must stay one";
 }
 
