@@ -105,6 +105,10 @@ TEST_F(DeviceMemoryThreadTest, ThreadsShareOnePoolWithoutSharingAPage) {
   stop = true;
   watcher.join();
   EXPECT_GT(committed, 0u);
+  // Trim waits for no fence.
+  for (const StreamId stream : streams_) {
+    ASSERT_TRUE(driver_->SynchronizeStream(stream).ok());
+  }
   memory_->Trim(PageCount(0));
   EXPECT_EQ(memory_->GetStatistics().in_use, Bytes(0));
 }
