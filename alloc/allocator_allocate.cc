@@ -23,7 +23,7 @@ constexpr int kGatherAttempts = 64;
 // Before a page is made, what cools is given so long to become free: about what
 // making the page takes, so that the wait costs no more than it may save.
 constexpr std::chrono::microseconds kPatiencePerPage(30);
-constexpr std::chrono::microseconds kMostPatience(300);
+constexpr std::chrono::microseconds kMostPatience(1000);
 
 // How much longer than a request a cooling range may be that its stream takes
 // back: a part of the request.
@@ -66,16 +66,16 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
   ThreadCache* const cache = CacheOf(heap, request.stream);
   {
     MutexLock lock(&mutex_);
-    std::optional<Block> block = TakeSlot(heap, size_class, request.stream);
+    std::optional<Block> block = TakeSlot(heap, size_class, request);
     if (!block) {
       Poll();
-      block = TakeSlot(heap, size_class, request.stream);
+      block = TakeSlot(heap, size_class, request);
     }
     if (!block) block = heap->TakeSlotOfNewSlab(size_class);
     if (!block && FlushCaches()) {
       CloseBatches();
       Poll();
-      block = TakeSlot(heap, size_class, request.stream);
+      block = TakeSlot(heap, size_class, request);
       if (!block) block = heap->TakeSlotOfNewSlab(size_class);
     }
     if (block) {
@@ -124,9 +124,20 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
     {
       MutexLock lock(&mutex_);
       OwnerHeap* const heap = HeapOf(request.owner);
+      // A slab within a page does not have every alignment.
+      const uint64_t first = request.alignment.value() <= kSeamBytes
+                                 ? heap->FirstSlabBytes(size_class)
+                                 : 0;
+      if (first > 0) {
+        pages =
+            PageCount(heap->PlanLarge(first, kDefaultAlignment).new_pages());
+      }
       Recycle(pages.value(), heap);
-      status = heap->AddSlab(size_class, pages.value());
-      if (status.ok()) return Publish(*heap->TakeSlot(size_class), request);
+      status = first > 0 ? heap->AddFirstSlab(size_class)
+                         : heap->AddSlab(size_class, pages.value());
+      if (status.ok()) {
+        return Publish(*heap->TakeSlot(size_class, request.alignment), request);
+      }
       // Out of mappings: to give a range back may make room for one.
       if (absl::IsResourceExhausted(status) &&
           ReleaseFree(pages.value(), heap) == 0) {
@@ -139,29 +150,33 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
         AwaitSoon(pages.value(), request.owner)) {
       continue;
     }
-    QUIRE_RETURN_IF_ERROR(
-        memory_->Gather(request.owner, pages, pages, Bytes(0), wait));
+    QUIRE_RETURN_IF_ERROR(memory_->Gather(
+        request.owner, pages, std::max(pages, PageCount(1)), Bytes(0), wait));
   }
   return DescribeRefusal(pages, request.owner, status);
 }
 
 std::optional<Block> DeviceAllocator::Impl::TakeSlot(OwnerHeap* heap,
                                                      int size_class,
-                                                     StreamId stream) {
-  if (StreamFreeList* const list = heap->FindFreeList(stream)) {
+                                                     const Request& request) {
+  StreamFreeList* const list = heap->FindFreeList(request.stream);
+  if (list != nullptr) {
     if (const std::optional<Block> block = list->PopSlot(size_class)) {
-      heap->Revive(*block);
-      return block;
+      if (block->address().value() % request.alignment.value() == 0) {
+        heap->Revive(*block);
+        return block;
+      }
+      list->Push(*block);
     }
   }
-  return heap->TakeSlot(size_class);
+  return heap->TakeSlot(size_class, request.alignment);
 }
 
 std::optional<Block> DeviceAllocator::Impl::TakeAnyRoom(
     OwnerHeap* heap, int least, const Request& request) {
   for (int i = least; i < classes_.count(); ++i) {
     if (slot_sizes_[i] % request.alignment.value() != 0) continue;
-    if (const auto block = TakeSlot(heap, i, request.stream)) return block;
+    if (const auto block = TakeSlot(heap, i, request)) return block;
   }
   const uint64_t bytes =
       std::max(*CheckedAlignUp(request.size.value(), kSeamBytes), kSeamBytes);

@@ -132,7 +132,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
 
   // Memory that is mapped already, no driver call.
   std::optional<Block> TakeSlot(OwnerHeap* heap, int size_class,
-                                StreamId stream)
+                                const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<Block> TakeRange(OwnerHeap* heap, uint64_t bytes,
                                  const Request& request)

@@ -39,6 +39,19 @@ HostStream::~HostStream() {
 
 absl::Status HostStream::Enqueue(std::function<void()> work) {
   MutexLock lock(&mutex_);
+  return EnqueueLocked(std::move(work));
+}
+
+absl::Status HostStream::EnqueueMark(std::shared_ptr<StreamMark> mark) {
+  MutexLock lock(&mutex_);
+  if (completed_ < enqueued_) {
+    return EnqueueLocked([mark = std::move(mark)] { mark->Reach(); });
+  }
+  mark->Reach();
+  return absl::OkStatus();
+}
+
+absl::Status HostStream::EnqueueLocked(std::function<void()> work) {
   if (!thread_.joinable()) {
     try {
       thread_ = std::thread(&HostStream::Run, this);

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -45,6 +46,9 @@ class HostStream {
   DeviceId device() const { return device_; }
   // kResourceExhausted where the thread cannot be started.
   absl::Status Enqueue(std::function<void()> work);
+  // The mark is reached when all work queued before it is done: at once where
+  // there is none, as on a device that has nothing to do.
+  absl::Status EnqueueMark(std::shared_ptr<StreamMark> mark);
   // Waits for all work queued before the call.
   void Synchronize();
   // True where all work queued is done.
@@ -55,6 +59,8 @@ class HostStream {
 
  private:
   void Run();
+  absl::Status EnqueueLocked(std::function<void()> work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const DeviceId device_;
   std::thread thread_;  // guarded by mutex_ until the destructor

@@ -85,7 +85,7 @@ absl::Status HostStreamTable::RecordEvent(EventId event, StreamId stream) {
   QUIRE_RETURN_IF_ERROR(CheckRecord({event, found->second.device},
                                     {stream, target->second->device()}));
   auto mark = std::make_shared<StreamMark>();
-  QUIRE_RETURN_IF_ERROR(target->second->Enqueue([mark] { mark->Reach(); }));
+  QUIRE_RETURN_IF_ERROR(target->second->EnqueueMark(mark));
   found->second.mark = std::move(mark);
   return absl::OkStatus();
 }

@@ -20,6 +20,10 @@ void SetInherits(Block block, bool inherits) {
 // How much longer than a request a parked range may be: a part of the request.
 constexpr uint64_t kFitDivisor = 64;
 
+// The first slab of a class: so many bytes, and so many slots, at least.
+constexpr uint64_t kFirstSlabBytes = 64 << 10;
+constexpr uint64_t kFirstSlabSlots = 4;
+
 }  // namespace
 
 OwnerHeap::OwnerHeap(OwnerId owner, DeviceMemory* memory,
@@ -107,8 +111,9 @@ Span* OwnerHeap::AddSpan(AddressRange* range) {
   return span;
 }
 
-void OwnerHeap::SetSlab(Span* span, int size_class, uint32_t slots) {
+void OwnerHeap::SetSlab(Span* span, int size_class) {
   const uint64_t slot_size = classes_.slot_size(size_class).value();
+  const auto slots = static_cast<uint32_t>(RoomOf(*span) / slot_size);
   spans_->SetRecords(span, slots);
   span->size_class = size_class;
   span->SetSlots(slot_size, slots);
@@ -117,12 +122,14 @@ void OwnerHeap::SetSlab(Span* span, int size_class, uint32_t slots) {
   span->free_slots.Reset(slots);
   span_bytes_ += span->capacity();
   free_bytes_ += span->capacity();
-  slab_slack_bytes_ += span->whole_pages * page_bytes_ - span->capacity();
+  slab_slack_bytes_ += RoomOf(*span) - span->capacity();
   BecomeIdle(*span);
   free_pages_ += span->whole_pages;
   ++slabs_;
-  ++states_[size_class].empty_slabs;
-  states_[size_class].idle_slots += slots;
+  ClassState& state = states_[size_class];
+  ++state.slabs;
+  ++state.empty_slabs;
+  state.idle_slots += slots;
   AddPartial(span);
 }
 
@@ -131,10 +138,11 @@ void OwnerHeap::DropSlab(Span* span) {
   span_bytes_ -= span->capacity();
   free_bytes_ -= span->free_slots.free_count() * span->slot_size;
   cooling_bytes_ -= span->cooling * span->slot_size;
-  slab_slack_bytes_ -= span->whole_pages * page_bytes_ - span->capacity();
+  slab_slack_bytes_ -= RoomOf(*span) - span->capacity();
   BecomeBusy(*span);
   ClassState& state = states_[span->size_class];
   --slabs_;
+  --state.slabs;
   if (span->out() == 0) {
     free_pages_ -= span->whole_pages;
     --state.empty_slabs;
@@ -220,10 +228,15 @@ Block OwnerHeap::Take(Span* span) {
   return block;
 }
 
-std::optional<Block> OwnerHeap::TakeSlot(int size_class) {
+std::optional<Block> OwnerHeap::TakeSlot(int size_class, Bytes alignment) {
   const std::vector<Span*>& partial = states_[size_class].partial;
-  if (partial.empty()) return std::nullopt;
-  return Take(partial.back());
+  // A slab that starts on a page has the alignment of its slots.
+  for (size_t i = partial.size(); i-- > 0;) {
+    if (alignment.value() <= kSeamBytes || !partial[i]->has_seams()) {
+      return Take(partial[i]);
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<Block> OwnerHeap::TakeSlotOfNewSlab(int size_class) {
@@ -232,7 +245,7 @@ std::optional<Block> OwnerHeap::TakeSlotOfNewSlab(int size_class) {
   if (range == nullptr) return std::nullopt;
   Unpark(range);
   span_bytes_ -= range->slot_size;
-  SetSlab(range, size_class, classes_.slots_per_slab(size_class));
+  SetSlab(range, size_class);
   return Take(range);
 }
 
@@ -265,9 +278,23 @@ absl::Status OwnerHeap::AddSlab(int size_class, uint64_t pages) {
   span_pages_ += pages;
   CountMapped(before);
   total_->UpdatePeak();
-  SetSlab(span, size_class,
-          static_cast<uint32_t>(pages * page_bytes_ /
-                                classes_.slot_size(size_class).value()));
+  SetSlab(span, size_class);
+  return absl::OkStatus();
+}
+
+uint64_t OwnerHeap::FirstSlabBytes(int size_class) const {
+  const uint64_t slot_size = classes_.slot_size(size_class).value();
+  const uint64_t bytes = std::max(kFirstSlabBytes, kFirstSlabSlots * slot_size);
+  if (states_[size_class].slabs > 0 || bytes > page_bytes_ / 4) return 0;
+  return bytes;
+}
+
+absl::Status OwnerHeap::AddFirstSlab(int size_class) {
+  QUIRE_ASSIGN_OR_RETURN(
+      Span* const span,
+      AddSeamSpan(FirstSlabBytes(size_class), kDefaultAlignment, {}));
+  SetSlab(span, size_class);
+  total_->UpdatePeak();
   return absl::OkStatus();
 }
 
@@ -275,31 +302,16 @@ SeamPlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment) const {
   return seams_.Plan(bytes, alignment.value() <= kSeamBytes);
 }
 
-absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment,
-                                          StreamId stream, uint64_t prepared,
-                                          uint64_t* missing) {
+absl::StatusOr<Span*> OwnerHeap::AddSeamSpan(
+    uint64_t bytes, Bytes alignment, std::span<const PageHandle> donated) {
   SeamPlan plan = PlanLarge(bytes, alignment);
   std::vector<PageHandle> pages(plan.slots());
   if (!plan.head.none()) pages.front() = seams_.HandleOf(plan.head.page);
   if (!plan.tail.none() && !plan.tail_is_new) {
     pages.back() = seams_.HandleOf(plan.tail.page);
   }
-  *missing = plan.new_pages() - std::min(plan.new_pages(), prepared);
-  StreamFreeList* const list = FindFreeList(stream);
-  std::vector<Donation> donations;
-  if (*missing > 0 && list != nullptr) {
-    // The rest of a new page at the end may serve any stream.
-    donations = FindDonations(list, std::min(*missing, plan.whole_pages));
-    auto slot = pages.begin() + (plan.head.none() ? 0 : 1);
-    for (const Donation& donation : donations) {
-      *missing -= donation.pages;
-      const uint64_t end =
-          (donation.donor->head.none() ? 0 : 1) + donation.donor->whole_pages;
-      for (uint64_t i = end - donation.pages; i < end; ++i) {
-        *slot++ = memory_->PageAt(donation.donor->range, PageCount(i));
-      }
-    }
-  }
+  std::copy(donated.begin(), donated.end(),
+            pages.begin() + (plan.head.none() ? 0 : 1));
   QUIRE_ASSIGN_OR_RETURN(AddressRange* const range,
                          memory_->TryMakeRange(owner_, alignment, pages));
   const uint64_t before = MappedPages();
@@ -315,6 +327,31 @@ absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment,
   span->whole_pages = plan.whole_pages;
   span_pages_ += plan.whole_pages;
   CountMapped(before);
+  return span;
+}
+
+absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment,
+                                          StreamId stream, uint64_t prepared,
+                                          uint64_t* missing) {
+  const SeamPlan plan = PlanLarge(bytes, alignment);
+  *missing = plan.new_pages() - std::min(plan.new_pages(), prepared);
+  StreamFreeList* const list = FindFreeList(stream);
+  std::vector<Donation> donations;
+  std::vector<PageHandle> donated;
+  if (*missing > 0 && list != nullptr) {
+    // The rest of a new page at the end may serve any stream.
+    donations = FindDonations(list, std::min(*missing, plan.whole_pages));
+    for (const Donation& donation : donations) {
+      const uint64_t end =
+          (donation.donor->head.none() ? 0 : 1) + donation.donor->whole_pages;
+      for (uint64_t i = end - donation.pages; i < end; ++i) {
+        donated.push_back(memory_->PageAt(donation.donor->range, PageCount(i)));
+      }
+    }
+    *missing -= donated.size();
+  }
+  QUIRE_ASSIGN_OR_RETURN(Span* const span,
+                         AddSeamSpan(bytes, alignment, donated));
   SetLarge(span, bytes);
   span->last_slot_size = bytes;
   span->last_slot_count = 1;
@@ -391,7 +428,7 @@ void OwnerHeap::Free(Block block) {
   free_pages_ += span->whole_pages;
   if (++state.empty_slabs > 1) {
     DropSlab(span);
-    SetLarge(span, span->whole_pages * page_bytes_);
+    SetLarge(span, RoomOf(*span));
     Park(span);
   } else {
     MoveToFront(span);
@@ -518,9 +555,7 @@ absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
     }
     return absl::OkStatus();
   }
-  if (span.has_seams() || span.capacity() > room) {
-    return broken("its slots do not fit");
-  }
+  if (span.capacity() > room) return broken("its slots do not fit");
   if (span.free_slots.CalculateFree() != span.free_slots.free_count() ||
       span.free_slots.size() != span.slot_count) {
     return broken("its free slots are miscounted");
@@ -544,6 +579,7 @@ absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
   sums->idle_slots[span.size_class] +=
       span.free_slots.free_count() + span.cooling;
   sums->empty_slabs[span.size_class] += span.out() == 0 ? 1 : 0;
+  ++sums->slabs_of[span.size_class];
   return absl::OkStatus();
 }
 
@@ -552,6 +588,7 @@ absl::Status OwnerHeap::CheckInvariants() const {
   Sums sums;
   sums.idle_slots.resize(states_.size());
   sums.empty_slabs.resize(states_.size());
+  sums.slabs_of.resize(states_.size());
   for (const Span* const span : spans_->spans()) {
     if (span == nullptr || span->heap != this) continue;
     QUIRE_RETURN_IF_ERROR(CheckSpan(*span, &sums));
@@ -573,6 +610,7 @@ absl::Status OwnerHeap::CheckInvariants() const {
   for (size_t i = 0; i < states_.size(); ++i) {
     const ClassState& state = states_[i];
     if (sums.idle_slots[i] != state.idle_slots ||
+        sums.slabs_of[i] != state.slabs ||
         sums.empty_slabs[i] != state.empty_slabs || state.empty_slabs > 1 ||
         (state.empty_slabs == 1 && state.partial.front()->out() > 0)) {
       return absl::InternalError(absl::StrFormat(

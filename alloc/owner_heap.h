@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -40,6 +41,7 @@
 #include "alloc/span.h"
 #include "alloc/span_table.h"
 #include "alloc/stream_free_list.h"
+#include "quire/alloc/allocator.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/units.h"
@@ -109,8 +111,9 @@ class OwnerHeap {
 
   // ---- Taking: the block is held ----
   // Its record says whether it inherits (SlotRecord).
-  // A free slot of a slab that exists.
-  std::optional<Block> TakeSlot(int size_class);
+  // A free slot of a slab that exists, at a multiple of `alignment`.
+  std::optional<Block> TakeSlot(int size_class,
+                                Bytes alignment = kDefaultAlignment);
   // A slot of a new slab on a parked range that suits its class.
   std::optional<Block> TakeSlotOfNewSlab(int size_class);
   // A parked range that is hardly longer than `bytes`.
@@ -121,6 +124,10 @@ class OwnerHeap {
   // New ranges, from prepared pages only (DeviceMemory::TryMakeRange). AddSlab
   // makes a slab of `pages` pages, its class's number or fewer.
   absl::Status AddSlab(int size_class, uint64_t pages);
+  // The bytes of the first slab of a class, which is less than a page; 0 where
+  // there is one already, or slots are too large for that.
+  uint64_t FirstSlabBytes(int size_class) const;
+  absl::Status AddFirstSlab(int size_class);
   // For work on `stream`: of the whole pages that it takes, what is not
   // `prepared` may come from under ranges that were freed on that stream,
   // whether or not its work is done. Work to come on the stream follows it
@@ -161,6 +168,7 @@ class OwnerHeap {
     std::vector<Span*> partial;  // slabs with free slots; an empty one is first
     uint64_t idle_slots = 0;     // free or cooling, in all slabs of the class
     uint64_t empty_slabs = 0;
+    uint64_t slabs = 0;
   };
   // An end of a released range in a seam page, until its streams are done.
   struct Ending {
@@ -179,10 +187,19 @@ class OwnerHeap {
     uint64_t free_pages = 0;
     std::vector<uint64_t> idle_slots;
     std::vector<uint64_t> empty_slabs;
+    std::vector<uint64_t> slabs_of;
   };
 
   Span* AddSpan(AddressRange* range);
-  void SetSlab(Span* span, int size_class, uint32_t slots);
+  // A span with ends in seam pages and no slots yet. `pages` names the whole
+  // pages that are not to be prepared ones.
+  absl::StatusOr<Span*> AddSeamSpan(uint64_t bytes, Bytes alignment,
+                                    std::span<const PageHandle> donated);
+  uint64_t RoomOf(const Span& span) const {
+    return span.head.length + span.whole_pages * page_bytes_ + span.tail.length;
+  }
+  // As many slots as there is room for.
+  void SetSlab(Span* span, int size_class);
   void DropSlab(Span* span);
   void SetLarge(Span* span, uint64_t bytes);
   void Park(Span* span);
