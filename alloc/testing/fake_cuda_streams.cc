@@ -185,7 +185,7 @@ CUresult FakeCudaStreams::Record(CUevent event, CUstream stream) {
     return CUDA_SUCCESS;
   }
   auto mark = std::make_shared<StreamMark>();
-  if (!target->queue->Enqueue([mark] { mark->Reach(); }).ok()) {
+  if (!target->queue->EnqueueMark(mark).ok()) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   // [event-record-again]
