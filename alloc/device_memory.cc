@@ -174,6 +174,13 @@ absl::Status DeviceMemory::DescribeMappingShortage(
   return impl_->OutOfMemory(
       {owner, pages.value(), CommitAttempt::Shortage::kMappings, refusal});
 }
+bool DeviceMemory::in_quiescence() const { return impl_->in_quiescence(); }
+absl::Status DeviceMemory::BeginQuiescence() {
+  if (impl_->TryBeginQuiescence()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "a quiescent section of this memory is open already");
+}
+void DeviceMemory::EndQuiescence() { impl_->EndQuiescence(); }
 DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
   return impl_->GetStatistics();
 }

@@ -105,6 +105,16 @@ class DeviceMemory::Impl {
   };
   absl::Status OutOfMemory(const Shortage& shortage)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  bool in_quiescence() const {
+    return in_quiescence_.load(std::memory_order_acquire);
+  }
+  // False where there is a section already.
+  bool TryBeginQuiescence() {
+    return !in_quiescence_.exchange(true, std::memory_order_acq_rel);
+  }
+  void EndQuiescence() {
+    in_quiescence_.store(false, std::memory_order_release);
+  }
   DeviceMemoryStatistics GetStatistics() const ABSL_LOCKS_EXCLUDED(mutex_);
   Bytes live_bytes() const {
     return PageBytes(live_pages_.load(std::memory_order_relaxed));
@@ -209,6 +219,7 @@ class DeviceMemory::Impl {
   EventTrace* const trace_;
   const Bytes device_total_;
   ReclaimerList reclaimers_;
+  std::atomic<bool> in_quiescence_{false};
 
   mutable Mutex mutex_;
   // Signalled when anything was freed.

@@ -321,6 +321,11 @@ class DeviceMemory {
   absl::Status DescribeMappingShortage(PageCount pages, OwnerId owner,
                                        const absl::Status& refusal) const;
 
+  // ---- Compaction ----
+  // Whether a QuiescentSection (quiescent.h) of this memory is open, or waits
+  // to be.
+  bool in_quiescence() const;
+
   DeviceMemoryStatistics GetStatistics() const;
   // GetStatistics().live without the lock, as of some moment ago.
   Bytes live_bytes() const;
@@ -344,7 +349,12 @@ class DeviceMemory {
 
  private:
   class Impl;
+  friend class QuiescentSection;
   explicit DeviceMemory(std::unique_ptr<Impl> impl);
+  // kFailedPrecondition where there is a section already.
+  absl::Status BeginQuiescence();
+  void EndQuiescence();
+
   std::unique_ptr<Impl> impl_;
 };
 
