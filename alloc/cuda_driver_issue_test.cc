@@ -331,8 +331,7 @@ TEST_F(CudaDriverIssueTest, CudaPython2834NoCallBreaksACapture) {
   ASSERT_EQ(
       cuda_->streams().BeginCapture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL),
       CUDA_SUCCESS);
-  EXPECT_EQ(others.StreamSynchronize(captured),
-            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(others.EventQuery(nullptr), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   EXPECT_EQ(cuda_->streams().EndCapture(captured, &nodes),
             CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   EXPECT_EQ(others.StreamDestroy(captured), CUDA_SUCCESS);

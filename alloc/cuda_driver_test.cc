@@ -202,6 +202,32 @@ TEST_F(CudaDriverTest, OutOfMemoryAndOutOfAddressesAreToldApart) {
                 driver_->ReserveAddress(kPage, Bytes(0)).status());
 }
 
+decltype(CudaFunctionTable::MemAddressReserve) well_behaved_reserve = nullptr;
+decltype(CudaFunctionTable::MemAddressFree) well_behaved_free = nullptr;
+
+// Addresses that are a page off what was asked for.
+CUresult ReserveMisaligned(CUdeviceptr* address, size_t size, size_t alignment,
+                           CUdeviceptr, unsigned long long flags) {
+  const CUresult result =
+      well_behaved_reserve(address, size + alignment, alignment, 0, flags);
+  if (result != CUDA_SUCCESS) return result;
+  const CUdeviceptr off = *address + CudaDriverFixture::kPageBytes;
+  EXPECT_EQ(well_behaved_free(*address, size + alignment), CUDA_SUCCESS);
+  return well_behaved_reserve(address, size, 0, off, flags);
+}
+
+TEST(CudaDriverFailureTest, AddressesThatAreNotAlignedAreGivenBack) {
+  const auto cuda = *FakeCuda::Create();
+  CudaFunctionTable table = cuda->Table();
+  well_behaved_reserve = table.MemAddressReserve;
+  well_behaved_free = table.MemAddressFree;
+  table.MemAddressReserve = &ReserveMisaligned;
+  const auto driver = *CreateCudaDriverOn(table);
+  EXPECT_STATUS(kInternal, "is not aligned to 8388608",
+                driver->ReserveAddress(MiB(2), MiB(8)).status());
+  EXPECT_THAT(cuda->Leaks(), IsEmpty());
+}
+
 TEST_F(CudaDriverTest, RefusesMisuseBeforeTheDriverIsAsked) {
   const DeviceAddress base = Reserve(2);
   const PageHandle page = CreatePage();
@@ -251,7 +277,7 @@ TEST_F(CudaDriverTest, WorksInTheContextOfTheDeviceWhateverIsCurrent) {
   CUcontext foreign = nullptr;
   ASSERT_EQ(others.DevicePrimaryCtxRetain(&foreign, 2), CUDA_SUCCESS);
   ASSERT_EQ(others.CtxPushCurrent(foreign), CUDA_SUCCESS);
-  for (const int32_t device : {1, 0}) {
+  for (const int32_t device : {1, 0, 1}) {
     const StreamId stream = *driver_->CreateStream(DeviceId(device));
     const EventId event = *driver_->CreateEvent(DeviceId(device));
     const DeviceAddress base = Reserve(2);

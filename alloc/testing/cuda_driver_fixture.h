@@ -20,10 +20,11 @@
 namespace quire {
 
 class CudaDriverFixture : public ::testing::Test {
- protected:
+ public:
   static constexpr Bytes kPage = MiB(2);
   static constexpr uint64_t kPageBytes = kPage.value();
 
+ protected:
   CudaDriverFixture() { Start({}); }
   ~CudaDriverFixture() override { End(); }
 
