@@ -15,55 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "quire/alloc/allocator.h"
-#include "quire/alloc/device_memory.h"
-#include "quire/alloc/host_driver.h"
-#include "quire/alloc/owner.h"
+#include "bench/bench_device.h"
 
 namespace quire {
 namespace {
-
-// A device of 64 GiB with a pool and an allocator.
-class Device {
- public:
-  static absl::StatusOr<std::unique_ptr<Device>> Create() {
-    auto device = std::unique_ptr<Device>(new Device());
-    HostDriverOptions options;
-    options.memory_per_device = GiB(64);
-    options.backing = HostDriverOptions::Backing::kNone;
-    auto driver = HostDriver::Create(options);
-    if (!driver.ok()) return driver.status();
-    device->driver_ = *std::move(driver);
-    auto memory = DeviceMemory::Create(device->driver_.get(), &device->owners_,
-                                       DeviceMemoryOptions());
-    if (!memory.ok()) return memory.status();
-    device->memory_ = *std::move(memory);
-    device->allocator_ = DeviceAllocator::Create(device->memory_.get());
-    auto stream = device->driver_->CreateStream(DeviceId(0));
-    if (!stream.ok()) return stream.status();
-    device->stream_ = *stream;
-    return device;
-  }
-  ~Device() {
-    allocator_.reset();
-    memory_.reset();
-    if (stream_ != StreamId()) (void)driver_->DestroyStream(stream_);
-  }
-
-  HostDriver* driver() { return driver_.get(); }
-  DeviceMemory* memory() { return memory_.get(); }
-  DeviceAllocator* allocator() { return allocator_.get(); }
-  StreamId stream() const { return stream_; }
-
- private:
-  Device() = default;
-
-  OwnerRegistry owners_;
-  std::unique_ptr<HostDriver> driver_;
-  std::unique_ptr<DeviceMemory> memory_;
-  std::unique_ptr<DeviceAllocator> allocator_;
-  StreamId stream_;
-};
 
 // Counts driver calls and their cost from its construction on.
 class DriverCounter {
@@ -89,8 +44,8 @@ class DriverCounter {
   const uint64_t nanoseconds_;
 };
 
-std::unique_ptr<Device> MakeDevice(benchmark::State* state) {
-  auto device = Device::Create();
+std::unique_ptr<BenchDevice> MakeDevice(benchmark::State* state) {
+  auto device = BenchDevice::Create(GiB(64));
   if (device.ok()) return *std::move(device);
   state->SkipWithError(std::string(device.status().message()).c_str());
   return nullptr;
@@ -106,7 +61,14 @@ void BM_AllocateFree(benchmark::State& state) {
   if (device == nullptr) return;
   DeviceAllocator* const allocator = device->allocator();
   AllocateOptions options;
-  if (state.range(1) == kOwnStream) options.stream = device->stream();
+  if (state.range(1) == kOwnStream) {
+    const auto stream = device->CreateStream();
+    if (!stream.ok()) {
+      state.SkipWithError("no stream");
+      return;
+    }
+    options.stream = *stream;
+  }
   // The slab, or the range, is made here.
   for (int warm_up = 0; warm_up < 2; ++warm_up) {
     const auto address = allocator->Allocate(size, options);

@@ -1,0 +1,91 @@
+// allocator_bench: what the device allocator costs, and how much memory it
+// holds.
+//
+// Times are of the host: the device is HostDriver without memory. mimalloc runs
+// the same sequences in the same run, in turn with Quire, so that the state of
+// the machine is the same for both.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "bench/allocator_bench/contender.h"
+#include "bench/allocator_bench/report.h"
+#include "bench/allocator_bench/sections.h"
+
+namespace quire {
+namespace {
+
+struct NamedSection {
+  const char* name;
+  absl::StatusOr<Section> (*measure)(const BenchOptions&);
+};
+constexpr NamedSection kSections[] = {{"hit", MeasureHits},
+                                      {"threads", MeasureTwoThreads},
+                                      {"reuse", MeasureReuse},
+                                      {"scaling", MeasureScaling},
+                                      {"footprint", MeasureFootprint}};
+
+int Main(int argc, char** argv) {
+  CLI::App app(
+      "Measures the device allocator on a software device, beside mimalloc");
+  BenchOptions options;
+  std::vector<std::string> wanted;
+  std::set<std::string> names;
+  for (const NamedSection& section : kSections) names.insert(section.name);
+  bool quick = false;
+  bool json = false;
+  app.add_option("--section", wanted, "Only these (default: all)")
+      ->check(CLI::IsMember(names));
+  app.add_option("--repetitions", options.repetitions, "Of which medians are")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--seed", options.seed, "Of the random sequences")
+      ->capture_default_str();
+  app.add_flag("--quick", quick, "A hundredth of the work, once: does it run?");
+  app.add_flag("--json", json, "Machine-readable output");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (quick) {
+    options.divisor = 100;
+    options.repetitions = 1;
+  }
+
+  Circumstances circumstances = DescribeCircumstances();
+  circumstances.mimalloc = Mimalloc::Version();
+  circumstances.seed = options.seed;
+  circumstances.repetitions = options.repetitions;
+  std::vector<Section> sections;
+  for (const NamedSection& section : kSections) {
+    if (!wanted.empty() &&
+        std::find(wanted.begin(), wanted.end(), section.name) == wanted.end()) {
+      continue;
+    }
+    auto measured = section.measure(options);
+    if (!measured.ok()) {
+      std::fprintf(stderr, "allocator_bench: section %s: %s\n", section.name,
+                   std::string(measured.status().message()).c_str());
+      return 1;
+    }
+    sections.push_back(*std::move(measured));
+  }
+  if (json) {
+    std::cout << ReportToJson(circumstances, sections).dump(2) << "\n";
+  } else {
+    std::cout << FormatReport(circumstances, sections);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace quire
+
+int main(int argc, char** argv) { return quire::Main(argc, argv); }
