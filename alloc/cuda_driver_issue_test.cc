@@ -45,7 +45,7 @@ class CudaDriverIssueTest : public CudaDriverFixture {
 
 // One of several maps failed, or the access call did; what was mapped before it
 // stayed, the whole range was unmapped, and the process was lost.
-TEST_F(CudaDriverIssueTest, Pytorch188008APartialMapLeavesTheProcessUsable) {
+TEST_F(CudaDriverIssueTest, Pytorch188008AndKvcached412APartialMapIsUndone) {
   const DeviceAddress base = Reserve(3);
   const std::vector<PageHandle> pages = CreatePages(3);
   for (const auto& [function, call] :
