@@ -18,11 +18,13 @@ bool IsLive(const PageSlot& slot) { return slot.state == SlotState::kLive; }
 }  // namespace
 
 BackingStore::BackingStore(Driver* driver, const OwnerRegistry* owners,
-                           const PagePoolOptions& options)
+                           const PressureThresholds& thresholds,
+                           const PagePoolOptions& options, EventLog* events)
     : driver_(driver),
       page_size_(options.page_size),
+      events_(events),
       pool_(driver, options),
-      accounts_(owners) {}
+      accounts_(owners, thresholds) {}
 
 // ---- Commit -----------------------------------------------------------------
 
@@ -253,7 +255,19 @@ absl::Status BackingStore::MapRun(const ManagedRange& range, uint64_t first,
   std::vector<PageHandle> handles;
   handles.reserve(pages.size());
   for (const PageRecord* page : pages) handles.push_back(page->handle);
-  return driver_->Map(range.SlotAddress(first, page_size_), handles);
+  const DeviceAddress address = range.SlotAddress(first, page_size_);
+  QUIRE_RETURN_IF_ERROR(driver_->Map(address, handles));
+  events_->Add(PagesMapped{{address, PageCount(pages.size()), range.owner()}});
+  return absl::OkStatus();
+}
+
+absl::Status BackingStore::UnmapSlots(const ManagedRange& range, uint64_t first,
+                                      uint64_t count) {
+  const DeviceAddress address = range.SlotAddress(first, page_size_);
+  QUIRE_RETURN_IF_ERROR(
+      driver_->Unmap(address, Bytes(count * page_size_.value())));
+  events_->Add(PagesUnmapped{{address, PageCount(count), range.owner()}});
+  return absl::OkStatus();
 }
 
 // ---- Remap ------------------------------------------------------------------
@@ -279,8 +293,7 @@ absl::Status BackingStore::Remap(ManagedRange* range, uint64_t first,
   if (after == before) return absl::OkStatus();
 
   const uint64_t count = pages.size();
-  const absl::Status unmapped = driver_->Unmap(
-      range->SlotAddress(first, page_size_), Bytes(count * page_size_.value()));
+  const absl::Status unmapped = UnmapSlots(*range, first, count);
   if (absl::IsDataLoss(unmapped)) {
     return Quarantine(range, first, count, unmapped);
   }
@@ -367,8 +380,7 @@ void BackingStore::UnmapCooled(const std::vector<SlotRun>& runs) {
 
 absl::Status BackingStore::UnmapRun(ManagedRange* range, uint64_t first,
                                     uint64_t count, UnmapReason reason) {
-  const absl::Status status = driver_->Unmap(
-      range->SlotAddress(first, page_size_), Bytes(count * page_size_.value()));
+  const absl::Status status = UnmapSlots(*range, first, count);
   if (absl::IsResourceExhausted(status)) {
     for (uint64_t i = first; i < first + count; ++i) {
       SetState(&range->slots[i], SlotState::kCooling);
@@ -411,7 +423,7 @@ void BackingStore::Clear(ManagedRange* range) {
   for (uint64_t i = 0; i < range->slots.size(); ++i) {
     PageSlot& slot = range->slots[i];
     if (IsUnbacked(slot)) continue;
-    (void)driver_->Unmap(range->SlotAddress(i, page_size_), page_size_);
+    (void)UnmapSlots(*range, i, 1);
     Empty(&slot, UnmapReason::kFreed);
   }
 }

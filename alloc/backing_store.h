@@ -25,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/hook_dispatcher.h"
 #include "alloc/managed_range.h"
 #include "alloc/page_accounts.h"
 #include "alloc/page_pool.h"
@@ -85,9 +86,10 @@ struct CommitAttempt {
 
 class BackingStore {
  public:
-  // `owners` outlives this object.
+  // `owners` and `events` outlive this object.
   BackingStore(Driver* driver, const OwnerRegistry* owners,
-               const PagePoolOptions& options);
+               const PressureThresholds& thresholds,
+               const PagePoolOptions& options, EventLog* events);
 
   // Makes the slots live, or changes none of them. Where the error is
   // kResourceExhausted, attempt->shortage says of what.
@@ -175,8 +177,11 @@ class BackingStore {
   // On failure nothing is mapped, and what is not quarantined is in the pool.
   absl::Status MapUnbacked(ManagedRange* range, uint64_t first, uint64_t count,
                            const std::vector<PageRecord*>& pages);
+  // The driver calls, and the news of them.
   absl::Status MapRun(const ManagedRange& range, uint64_t first,
                       std::span<PageRecord* const> pages);
+  absl::Status UnmapSlots(const ManagedRange& range, uint64_t first,
+                          uint64_t count);
   enum class UnmapReason { kFreed, kRolledBack };
   // Unmaps a run of slots that are live, or kCooling without a batch. Where the
   // driver is out of mappings for it (to unmap may split one), the slots cool
@@ -205,6 +210,7 @@ class BackingStore {
 
   Driver* const driver_;
   const Bytes page_size_;
+  EventLog* const events_;
   PagePool pool_;
   PageAccounts accounts_;
   RetirementQueue queue_;

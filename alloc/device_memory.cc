@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "alloc/address_space.h"
 #include "alloc/device_memory_impl.h"
+#include "alloc/pressure_gauge.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -28,6 +29,7 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::Create(
         info.minimum_granularity.value(), ", the granularity of device ",
         options.device.value()));
   }
+  QUIRE_RETURN_IF_ERROR(CheckThresholds(options.pressure));
   if (options.limit.zero()) {
     QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo now,
                            driver->GetMemoryInfo(options.device));
@@ -97,21 +99,19 @@ bool DeviceMemory::Contains(DeviceAddress address) const {
 }
 absl::Status DeviceMemory::Commit(AddressRange* range, PageCount first,
                                   PageCount count) {
-  return impl_->Commit(range, first, count, {}, /*wait=*/true);
+  return impl_->Commit(range, first, count, {});
 }
 absl::Status DeviceMemory::TryCommit(AddressRange* range, PageCount first,
                                      PageCount count) {
-  return impl_->Commit(range, first, count, {}, /*wait=*/false);
+  return impl_->TryCommit(range, first, count, {});
 }
 absl::Status DeviceMemory::CommitPages(AddressRange* range, PageCount first,
                                        std::span<const PageHandle> pages) {
-  return impl_->Commit(range, first, PageCount(pages.size()), pages,
-                       /*wait=*/true);
+  return impl_->Commit(range, first, PageCount(pages.size()), pages);
 }
 absl::Status DeviceMemory::TryCommitPages(AddressRange* range, PageCount first,
                                           std::span<const PageHandle> pages) {
-  return impl_->Commit(range, first, PageCount(pages.size()), pages,
-                       /*wait=*/false);
+  return impl_->TryCommit(range, first, PageCount(pages.size()), pages);
 }
 absl::Status DeviceMemory::Remap(AddressRange* range, PageCount first,
                                  std::span<const PageHandle> pages) {
@@ -162,8 +162,15 @@ void DeviceMemory::AddReclaimer(PageReclaimer* reclaimer) {
 void DeviceMemory::RemoveReclaimer(PageReclaimer* reclaimer) {
   impl_->reclaimers().Remove(reclaimer);
 }
+void DeviceMemory::AddHooks(MemoryHooks* hooks) { impl_->AddHooks(hooks); }
+void DeviceMemory::RemoveHooks(MemoryHooks* hooks) {
+  impl_->RemoveHooks(hooks);
+}
+bool DeviceMemory::AskOutOfMemoryHooks(const absl::Status& status) {
+  return impl_->AskOutOfMemoryHooks(status);
+}
 PageCount DeviceMemory::ReclaimablePages() const {
-  return impl_->reclaimers().Reclaimable();
+  return impl_->ReclaimablePages();
 }
 absl::Status DeviceMemory::DescribeShortage(PageCount pages,
                                             OwnerId owner) const {
@@ -185,6 +192,7 @@ DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
   return impl_->GetStatistics();
 }
 Bytes DeviceMemory::live_bytes() const { return impl_->live_bytes(); }
+PressureLevel DeviceMemory::pressure() const { return impl_->pressure(); }
 absl::Status DeviceMemory::Health() const { return impl_->Health(); }
 std::vector<Bytes> DeviceMemory::GetLiveByOwner() const {
   return impl_->GetLiveByOwner();

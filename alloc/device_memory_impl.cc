@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/alloc/verdict.h"
 
 namespace quire {
 namespace {
@@ -32,6 +33,18 @@ absl::Status DeviceMemory::Impl::CheckOwner(OwnerId owner) {
 
 absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveRange(
     PageCount pages, OwnerId owner, Bytes alignment) {
+  for (int round = 0;; ++round) {
+    absl::StatusOr<AddressRange*> range =
+        ReserveOrExplain(pages, owner, alignment);
+    if (range.ok() || round == kOutOfMemoryRounds ||
+        !AskOutOfMemoryHooks(range.status())) {
+      return range;
+    }
+  }
+}
+
+absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveOrExplain(
+    PageCount pages, OwnerId owner, Bytes alignment) {
   if (pages.zero()) {
     return absl::InvalidArgumentError("a range of no pages was asked for");
   }
@@ -42,7 +55,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveRange(
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
   ReliefState relief;
   do {
-    MutexLock lock(&mutex_);
+    Section section(this);
     std::optional<uint64_t> first =
         addresses_->Take(pages.value(), std::max(alignment, Bytes(1)).value());
     if (!first && HarvestAll()) {
@@ -67,7 +80,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveRange(
 
 void DeviceMemory::Impl::ReleaseRange(AddressRange* range, const Fence& fence) {
   auto* const managed = static_cast<ManagedRange*>(range);
-  MutexLock lock(&mutex_);
+  Section section(this);
   addresses_->Publish(managed->first_page, managed->slots.size(), nullptr);
   managed->retired = true;
   uint64_t released = 0;
@@ -86,7 +99,7 @@ absl::Status DeviceMemory::Impl::SetOwner(AddressRange* range, OwnerId owner) {
   uint64_t moved = 0;
   absl::Status status;
   {
-    MutexLock lock(&mutex_);
+    Section section(this);
     status = MoveToOwner(range, owner, &moved);
   }
   if (!absl::IsResourceExhausted(status)) return status;
@@ -140,24 +153,49 @@ absl::Status DeviceMemory::Impl::CheckSlots(const AddressRange* range,
 
 absl::Status DeviceMemory::Impl::Commit(AddressRange* range, PageCount first,
                                         PageCount count,
-                                        std::span<const PageHandle> pages,
-                                        bool wait) {
+                                        std::span<const PageHandle> pages) {
   QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, count));
   const CommitRequest request{static_cast<ManagedRange*>(range), first.value(),
                               count.value(), pages};
+  absl::Status status;
+  for (int round = 0;; ++round) {
+    status = CommitOrExplain(request, /*may_wait=*/true);
+    if (round == kOutOfMemoryRounds || !AskOutOfMemoryHooks(status)) break;
+  }
+  if (const auto verdict = OutOfMemoryVerdict::FromStatus(status)) {
+    Section section(this);
+    Record(TraceAction::kOutOfMemory, range, first.value(),
+           verdict->requested.value() / page_size_.value());
+  }
+  return status;
+}
+
+absl::Status DeviceMemory::Impl::TryCommit(AddressRange* range, PageCount first,
+                                           PageCount count,
+                                           std::span<const PageHandle> pages) {
+  QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, count));
+  // It is tried again by its caller: no failure to tell the trace yet.
+  return CommitOrExplain(
+      {static_cast<ManagedRange*>(range), first.value(), count.value(), pages},
+      /*may_wait=*/false);
+}
+
+absl::Status DeviceMemory::Impl::CommitOrExplain(const CommitRequest& request,
+                                                 bool may_wait) {
   CommitAttempt attempt;
   ReliefState relief;
-  relief.may_wait = wait;
+  relief.may_wait = may_wait;
   absl::Status status;
   do {
-    MutexLock lock(&mutex_);
+    Section section(this);
     status = backing_.TryCommit(request, &attempt);
     if (absl::IsResourceExhausted(status) && HarvestAll()) {
       status = backing_.TryCommit(request, &attempt);
     }
     NoteFailure(&relief);
     if (status.ok() && attempt.became_live > 0) {
-      Record(TraceAction::kCommit, range, first.value(), attempt.became_live);
+      Record(TraceAction::kCommit, request.range, request.first,
+             attempt.became_live);
     }
     if (!status.ok() && !absl::IsResourceExhausted(status)) {
       backing_.AbandonCommit(attempt);
@@ -170,18 +208,13 @@ absl::Status DeviceMemory::Impl::Commit(AddressRange* range, PageCount first,
                : Relieve(attempt.missing, &relief));
   if (!absl::IsResourceExhausted(status)) return status;
   {
-    MutexLock lock(&mutex_);
+    Section section(this);
     backing_.AbandonCommit(attempt);
-    // What does not wait is tried again by its caller: no failure to tell yet.
-    if (wait) {
-      Record(TraceAction::kOutOfMemory, range, first.value(),
-             attempt.requested());
-    }
     AfterMutation();
     freed_.NotifyAll();
   }
-  return OutOfMemory(
-      {range->owner(), attempt.requested(), attempt.shortage, status});
+  return OutOfMemory({request.range->owner(), attempt.requested(),
+                      attempt.shortage, std::move(status)});
 }
 
 absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
@@ -190,7 +223,7 @@ absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
   auto* const managed = static_cast<ManagedRange*>(range);
   absl::Status status;
   {
-    MutexLock lock(&mutex_);
+    Section section(this);
     uint64_t released = 0;
     status = backing_.Remap(managed, first.value(), pages, &released);
     if (absl::IsResourceExhausted(status) && HarvestAll()) {
@@ -210,7 +243,7 @@ absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
 absl::Status DeviceMemory::Impl::Decommit(AddressRange* range, PageCount first,
                                           PageCount count, const Fence& fence) {
   QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, count));
-  MutexLock lock(&mutex_);
+  Section section(this);
   uint64_t released = 0;
   const absl::Status status =
       backing_.Decommit(static_cast<ManagedRange*>(range), first.value(),
@@ -251,7 +284,7 @@ absl::Status DeviceMemory::Impl::Prepare(PageCount count) {
   absl::Status status;
   uint64_t wanted = 0;
   {
-    MutexLock lock(&mutex_);
+    Section section(this);
     PagePool& pool = backing_.pool();
     // What the limit allows; a sum of counts of existing pages cannot overflow.
     wanted = std::min(count.value(), pool.cached() + pool.growable());
@@ -266,10 +299,10 @@ absl::Status DeviceMemory::Impl::Prepare(PageCount count) {
 }
 
 PageCount DeviceMemory::Impl::Trim(PageCount keep) {
-  const PageCount reclaimable = reclaimers_.Reclaimable();
+  const PageCount reclaimable = ReclaimablePages();
   uint64_t beyond = 0;
   {
-    MutexLock lock(&mutex_);
+    Section section(this);
     HarvestAll();
     beyond = CheckedSubtract(
                  CheckedAdd(backing_.pool().cached(), reclaimable.value())
@@ -279,7 +312,7 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
   }
   const uint64_t wanted = std::min(beyond, reclaimable.value());
   if (wanted > 0) AskReclaimers(wanted, /*cooling=*/false, ReliefState());
-  MutexLock lock(&mutex_);
+  Section section(this);
   HarvestAll();
   const uint64_t given_back = backing_.pool().Trim(keep.value());
   AfterMutation();

@@ -18,9 +18,12 @@
 
 #include "alloc/address_space.h"
 #include "alloc/backing_store.h"
+#include "alloc/callback_list.h"
+#include "alloc/hook_dispatcher.h"
 #include "alloc/managed_range.h"
-#include "alloc/reclaimer_list.h"
+#include "alloc/pressure_gauge.h"
 #include "quire/alloc/device_memory.h"
+#include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/mutex.h"
 #include "quire/alloc/verdict.h"
 
@@ -38,13 +41,18 @@ class DeviceMemory::Impl {
         headroom_(options.headroom),
         trace_(options.trace),
         device_total_(device_total),
+        thresholds_(options.pressure),
         addresses_(std::move(addresses)),
-        backing_(driver, owners,
+        backing_(driver, owners, options.pressure,
                  {.device = options.device,
                   .page_size = options.page_size,
                   .limit = limit,
                   .cache_limit = options.cache_limit.value(),
-                  .headroom = options.headroom}) {}
+                  .headroom = options.headroom},
+                 &events_) {
+    MutexLock lock(&mutex_);
+    gauge_.SetLimits(UINT64_MAX, limit, thresholds_);
+  }
   ~Impl();
 
   Driver* driver() const { return driver_; }
@@ -52,7 +60,16 @@ class DeviceMemory::Impl {
   Bytes page_size() const { return page_size_; }
   OwnerRegistry* owners() const { return owners_; }
   DeviceAddress first_address() const { return addresses_->AddressOf(0); }
-  ReclaimerList& reclaimers() { return reclaimers_; }
+  CallbackList<PageReclaimer>& reclaimers() { return reclaimers_; }
+  HookDispatcher* dispatcher() { return &dispatcher_; }
+  void AddHooks(MemoryHooks* hooks) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RemoveHooks(MemoryHooks* hooks) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool AskOutOfMemoryHooks(const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  PageCount ReclaimablePages() ABSL_LOCKS_EXCLUDED(mutex_);
+  PressureLevel pressure() const {
+    return pressure_.load(std::memory_order_relaxed);
+  }
 
   absl::StatusOr<AddressRange*> ReserveRange(PageCount pages, OwnerId owner,
                                              Bytes alignment)
@@ -75,7 +92,10 @@ class DeviceMemory::Impl {
   PageCount HarvestCached() ABSL_LOCKS_EXCLUDED(mutex_);
   // `pages`: see CommitRequest. REQUIRES: none, or `count` of them.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count,
-                      std::span<const PageHandle> pages, bool wait)
+                      std::span<const PageHandle> pages)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status TryCommit(AddressRange* range, PageCount first, PageCount count,
+                         std::span<const PageHandle> pages)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Remap(AddressRange* range, PageCount first,
                      std::span<const PageHandle> pages)
@@ -126,6 +146,27 @@ class DeviceMemory::Impl {
   absl::Status CheckInvariants() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  // Holds the lock, and when it has let go of it, tells the hooks what has
+  // happened meanwhile.
+  class ABSL_SCOPED_LOCKABLE Section {
+   public:
+    explicit Section(Impl* impl) ABSL_EXCLUSIVE_LOCK_FUNCTION(impl->mutex_)
+        : impl_(impl) {
+      impl_->mutex_.Lock();
+    }
+    // The analysis does not see that the constructor took the lock of impl_.
+    ~Section() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      std::vector<MemoryEvent> events = impl_->events_.Take();
+      impl_->mutex_.Unlock();
+      impl_->dispatcher_.Deliver(std::move(events));
+    }
+    Section(const Section&) = delete;
+    Section& operator=(const Section&) = delete;
+
+   private:
+    Impl* const impl_;
+  };
+
   // Over the attempts of one call. The figures were read when the last attempt
   // failed, under the same lock: what another thread does between that and a
   // wait must not be missed.
@@ -144,6 +185,15 @@ class DeviceMemory::Impl {
     state->limits_set_before = limits_set_;
   }
 
+  // All that can be done without the help of hooks. The error has the verdict.
+  absl::Status CommitOrExplain(const CommitRequest& request, bool may_wait)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status GatherOrExplain(OwnerId owner, PageCount pages,
+                               PageCount addresses, Bytes alignment, bool wait)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<AddressRange*> ReserveOrExplain(PageCount pages, OwnerId owner,
+                                                 Bytes alignment)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Brings pages (and addresses) back when `wanted` pages are missing: asks the
   // reclaimers, then waits for what cools. False where nothing more can come.
   bool Relieve(uint64_t wanted, ReliefState* state) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -205,9 +255,10 @@ class DeviceMemory::Impl {
     return CheckedBytes(PageCount(pages), page_size_)
         .value_or(Bytes(UINT64_MAX));
   }
-  // After every mutation: publishes live_pages_, and checks everything in
-  // checking builds.
+  // After every mutation: publishes live_pages_, reads the gauges, and checks
+  // everything in checking builds.
   void AfterMutation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void UpdatePressure() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckInvariantsLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -218,7 +269,9 @@ class DeviceMemory::Impl {
   const Bytes headroom_;
   EventTrace* const trace_;
   const Bytes device_total_;
-  ReclaimerList reclaimers_;
+  const PressureThresholds thresholds_;
+  CallbackList<PageReclaimer> reclaimers_;
+  HookDispatcher dispatcher_;
   std::atomic<bool> in_quiescence_{false};
 
   mutable Mutex mutex_;
@@ -229,9 +282,12 @@ class DeviceMemory::Impl {
   // By first page; retired ones included, until their addresses return.
   std::map<uint64_t, std::shared_ptr<ManagedRange>> ranges_
       ABSL_GUARDED_BY(mutex_);
+  EventLog events_ ABSL_GUARDED_BY(mutex_);
   BackingStore backing_ ABSL_GUARDED_BY(mutex_);
+  PressureGauge gauge_ ABSL_GUARDED_BY(mutex_);
   // Of the accounts, for readers without the lock.
   std::atomic<uint64_t> live_pages_{0};
+  std::atomic<PressureLevel> pressure_{PressureLevel::kNone};
   // Limits set so far: each may have made room.
   uint64_t limits_set_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -30,8 +30,9 @@ absl::Status DeviceMemory::Impl::SetLimit(Bytes limit) {
         absl::StrCat("a limit of ", limit.value(),
                      " bytes does not hold one page of ", page_size_.value()));
   }
-  MutexLock lock(&mutex_);
+  Section section(this);
   backing_.pool().SetLimit(pages);
+  gauge_.SetLimits(UINT64_MAX, pages, thresholds_);
   ++limits_set_;
   AfterMutation();
   freed_.NotifyAll();
@@ -57,7 +58,7 @@ absl::Status DeviceMemory::Impl::SetOwnerLimits(OwnerId owner,
         "a reserved minimum of ", limits.reserved_minimum.value(),
         " bytes is above the hard limit of ", limits.hard.value()));
   }
-  MutexLock lock(&mutex_);
+  Section section(this);
   QUIRE_RETURN_IF_ERROR(backing_.SetOwnerLimits(owner, pages));
   ++limits_set_;
   AfterMutation();
@@ -101,6 +102,7 @@ OwnerStatistics DeviceMemory::Impl::StatisticsOf(OwnerId owner) {
   statistics.hard_room = PageBytes(backing_.owners().HardRoom(owner));
   statistics.allowance =
       PageBytes(backing_.owners().Allowance(owner, backing_.capacity()));
+  statistics.pressure = account.gauge.level();
   statistics.over_soft = beyond(limits.soft);
   statistics.over_hard = beyond(limits.hard);
   return statistics;

@@ -15,6 +15,18 @@ namespace quire {
 absl::Status DeviceMemory::Impl::Gather(OwnerId owner, PageCount pages,
                                         PageCount addresses, Bytes alignment,
                                         bool wait) {
+  for (int round = 0;; ++round) {
+    absl::Status status =
+        GatherOrExplain(owner, pages, addresses, alignment, wait);
+    if (!wait || round == kOutOfMemoryRounds || !AskOutOfMemoryHooks(status)) {
+      return status;
+    }
+  }
+}
+
+absl::Status DeviceMemory::Impl::GatherOrExplain(OwnerId owner, PageCount pages,
+                                                 PageCount addresses,
+                                                 Bytes alignment, bool wait) {
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
   if (!alignment.zero() && !IsPowerOfTwo(alignment.value())) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -27,7 +39,7 @@ absl::Status DeviceMemory::Impl::Gather(OwnerId owner, PageCount pages,
   absl::Status status;
   bool found_addresses = false;
   do {
-    MutexLock lock(&mutex_);
+    Section section(this);
     if (addresses > PageCount(addresses_->total_pages())) break;
     // What has cooled costs less than a page that is made.
     HarvestAll();
@@ -45,7 +57,7 @@ absl::Status DeviceMemory::Impl::Gather(OwnerId owner, PageCount pages,
                                   found_addresses ? 0 : addresses.value()),
                          &relief));
   {
-    MutexLock lock(&mutex_);
+    Section section(this);
     backing_.AbandonCommit(attempt);
     AfterMutation();
     freed_.NotifyAll();
@@ -57,7 +69,7 @@ absl::Status DeviceMemory::Impl::Gather(OwnerId owner, PageCount pages,
 }
 
 PageCount DeviceMemory::Impl::HarvestCached() {
-  MutexLock lock(&mutex_);
+  Section section(this);
   if (HarvestAll()) {
     AfterMutation();
     freed_.NotifyAll();
@@ -76,7 +88,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::TryMakeRange(
     OwnerId owner, Bytes alignment, std::span<const PageHandle> pages) {
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
   const PageCount count(pages.size());
-  MutexLock lock(&mutex_);
+  Section section(this);
   const auto fresh = static_cast<uint64_t>(
       std::count(pages.begin(), pages.end(), PageHandle()));
   const uint64_t prepared = backing_.pool().cached();

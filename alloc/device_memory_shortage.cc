@@ -92,12 +92,24 @@ uint64_t DeviceMemory::Impl::AskEach(uint64_t wanted, const Ask& ask) {
   };
   const uint64_t before = given_up();
   uint64_t given = 0;
+  // Reclaimers give up pages under locks of theirs.
+  const HookScope scope(&dispatcher_);
   reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
     ask(reclaimer, PageCount(wanted - given));
     given = given_up() - before;
     return given < wanted;
   });
   return given;
+}
+
+PageCount DeviceMemory::Impl::ReclaimablePages() {
+  uint64_t sum = 0;
+  reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
+    sum =
+        CheckedAdd(sum, reclaimer->Reclaimable().value()).value_or(UINT64_MAX);
+    return true;
+  });
+  return PageCount(sum);
 }
 
 bool DeviceMemory::Impl::HasProgressed(const ReliefState& state) const {
@@ -122,7 +134,8 @@ DeviceMemory::Impl::OwnersOverSoftLimit() const {
 }
 
 bool DeviceMemory::Impl::WaitForCooling(uint64_t freed_before) {
-  MutexLock lock(&mutex_);
+  // What Harvest unmaps ends the wait, so that no news of it waits here.
+  Section section(this);
   for (auto interval = kFirstPollInterval;;
        interval = std::min(interval * 2, kLastPollInterval)) {
     HarvestAll();
@@ -142,7 +155,7 @@ OutOfMemoryVerdict DeviceMemory::Impl::DescribeShortage(PageCount pages,
                                                         OwnerId owner) {
   ShortageFacts facts;
   facts.requested = PageBytes(pages.value());
-  facts.reclaimable = PageBytes(reclaimers_.Reclaimable().value());
+  facts.reclaimable = PageBytes(ReclaimablePages().value());
   facts.device_total = device_total_;
   facts.headroom = headroom_;
   // Where the driver does not say, the device is taken to have what the pool

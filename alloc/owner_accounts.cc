@@ -35,10 +35,10 @@ OwnerAccount& OwnerAccounts::Get(OwnerId owner) {
 
 template <typename Function>
 void OwnerAccounts::ForChain(OwnerId owner, Function function) {
-  for (OwnerAccount* account = &Get(owner);;
-       account = &accounts_[account->parent->value()]) {
-    function(*account);
-    if (!account->parent) return;
+  for (std::optional<OwnerId> id = owner; id;) {
+    OwnerAccount& account = Get(*id);
+    function(*id, account);
+    id = account.parent;
   }
 }
 
@@ -46,11 +46,12 @@ void OwnerAccounts::Enter(OwnerId owner, uint64_t pages) {
   Get(owner).own += pages;
   live_ += pages;
   uint64_t growth = pages;
-  ForChain(owner, [&](OwnerAccount& account) {
+  ForChain(owner, [&](OwnerId id, OwnerAccount& account) {
     const uint64_t before = account.claim();
     account.live += pages;
     account.claimed += growth;
     growth = account.claim() - before;
+    if (account.gauge.enabled()) Touch(id, &account);
   });
   claims_ += growth;
 }
@@ -59,11 +60,12 @@ void OwnerAccounts::Leave(OwnerId owner, uint64_t pages) {
   Get(owner).own -= pages;
   live_ -= pages;
   uint64_t shrinkage = pages;
-  ForChain(owner, [&](OwnerAccount& account) {
+  ForChain(owner, [&](OwnerId id, OwnerAccount& account) {
     const uint64_t before = account.claim();
     account.live -= pages;
     account.claimed -= shrinkage;
     shrinkage = before - account.claim();
+    if (account.gauge.enabled()) Touch(id, &account);
   });
   claims_ -= shrinkage;
 }
@@ -89,13 +91,13 @@ bool OwnerAccounts::IsWithin(OwnerId owner, OwnerId ancestor) const {
 }
 
 void OwnerAccounts::UpdatePeaks(OwnerId owner) {
-  ForChain(owner, [](OwnerAccount& account) {
+  ForChain(owner, [](OwnerId, OwnerAccount& account) {
     account.peak = std::max(account.peak, account.live);
   });
 }
 
 uint64_t OwnerAccounts::ClaimGrowth(OwnerId owner, uint64_t pages) {
-  ForChain(owner, [&](const OwnerAccount& account) {
+  ForChain(owner, [&](OwnerId, const OwnerAccount& account) {
     pages = Beyond(pages, account.claim() - account.claimed);
   });
   return pages;
@@ -112,8 +114,7 @@ std::optional<GrowthRefusal> OwnerAccounts::Check(
     std::optional<OwnerId> mover) {
   if (pages == 0) return std::nullopt;
   std::optional<GrowthRefusal> refusal;
-  OwnerId id = owner;
-  ForChain(owner, [&](const OwnerAccount& account) {
+  ForChain(owner, [&](OwnerId id, const OwnerAccount& account) {
     const uint64_t over =
         Beyond(Plus(account.live, pages), account.limits.hard);
     // Of several limits, the one with the most to give up: what is given up for
@@ -122,7 +123,6 @@ std::optional<GrowthRefusal> OwnerAccounts::Check(
         !(mover && IsWithin(*mover, id))) {
       refusal = GrowthRefusal{id, over};
     }
-    id = account.parent.value_or(id);
   });
   if (refusal) return refusal;
   // Where there is not even room for what is live, no reservation is to blame.
@@ -135,7 +135,7 @@ std::optional<GrowthRefusal> OwnerAccounts::Check(
 
 uint64_t OwnerAccounts::HardRoom(OwnerId owner) {
   uint64_t room = kNoPageLimit;
-  ForChain(owner, [&](const OwnerAccount& account) {
+  ForChain(owner, [&](OwnerId, const OwnerAccount& account) {
     if (account.limits.hard == kNoPageLimit) return;
     room = std::min(room, Beyond(account.limits.hard, account.live));
   });
@@ -144,7 +144,7 @@ uint64_t OwnerAccounts::HardRoom(OwnerId owner) {
 
 uint64_t OwnerAccounts::Allowance(OwnerId owner, uint64_t capacity) {
   uint64_t reserved = 0;
-  ForChain(owner, [&](const OwnerAccount& account) {
+  ForChain(owner, [&](OwnerId, const OwnerAccount& account) {
     reserved += account.claim() - account.claimed;
   });
   return std::min(HardRoom(owner), reserved + Beyond(capacity, claims_));
@@ -152,7 +152,7 @@ uint64_t OwnerAccounts::Allowance(OwnerId owner, uint64_t capacity) {
 
 uint64_t OwnerAccounts::ReservedForOthers(OwnerId owner) {
   uint64_t reserved = claims_ - live_;
-  ForChain(owner, [&](const OwnerAccount& account) {
+  ForChain(owner, [&](OwnerId, const OwnerAccount& account) {
     reserved = Beyond(reserved, account.claim() - account.claimed);
   });
   return reserved;
@@ -177,8 +177,8 @@ absl::Status OwnerAccounts::SetLimits(OwnerId owner,
     uint64_t before = changed.claim();
     changed.limits = to;
     uint64_t after = changed.claim();
-    ForChain(owner, [&](OwnerAccount& account) {
-      if (&account == &changed) return;
+    ForChain(owner, [&](OwnerId id, OwnerAccount& account) {
+      if (id == owner) return;
       const uint64_t own_before = account.claim();
       account.claimed = account.claimed - before + after;
       before = own_before;
@@ -187,7 +187,11 @@ absl::Status OwnerAccounts::SetLimits(OwnerId owner,
     claims_ = claims_ - before + after;
   };
   set(limits);
-  if (claims_ <= most) return absl::OkStatus();
+  if (claims_ <= most) {
+    changed.gauge.SetLimits(limits.soft, limits.hard, thresholds_);
+    Touch(owner, &changed);
+    return absl::OkStatus();
+  }
   const uint64_t missing = claims_ - most;
   set(old);
   return refuse(missing);

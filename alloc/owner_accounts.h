@@ -32,6 +32,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "alloc/pressure_gauge.h"
+#include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/owner.h"
 #include "quire/alloc/units.h"
 
@@ -54,6 +56,9 @@ struct OwnerAccount {
   uint64_t peak = 0;  // of `live`
   // own + the claims of those below it.
   uint64_t claimed = 0;
+  PressureGauge gauge;
+  // Whether `live` or a limit has changed since the gauge was read.
+  bool touched = false;
 
   uint64_t claim() const {
     return claimed > limits.reserved ? claimed : limits.reserved;
@@ -71,7 +76,9 @@ struct GrowthRefusal {
 class OwnerAccounts {
  public:
   // `registry` outlives this object.
-  explicit OwnerAccounts(const OwnerRegistry* registry) : registry_(registry) {}
+  explicit OwnerAccounts(const OwnerRegistry* registry,
+                         const PressureThresholds& thresholds = {})
+      : registry_(registry), thresholds_(thresholds) {}
 
   // Pages of `owner` become live, or stop being live.
   void Enter(OwnerId owner, uint64_t pages = 1);
@@ -100,6 +107,19 @@ class OwnerAccounts {
   absl::Status SetLimits(OwnerId owner, const OwnerPageLimits& limits,
                          uint64_t capacity);
 
+  // Calls `function(owner, account, level before)` for each owner whose level
+  // of pressure has changed. O(owners whose use has changed since).
+  template <typename Function>
+  void UpdatePressure(Function function) {
+    for (const OwnerId owner : touched_) {
+      OwnerAccount& account = accounts_[owner.value()];
+      account.touched = false;
+      const PressureLevel before = account.gauge.level();
+      if (account.gauge.Update(account.live)) function(owner, account, before);
+    }
+    touched_.clear();
+  }
+
   // Indexed by owner; those that were never named are not linked.
   const std::vector<OwnerAccount>& accounts() const { return accounts_; }
   const OwnerAccount& AccountOf(OwnerId owner) { return Get(owner); }
@@ -112,7 +132,12 @@ class OwnerAccounts {
 
  private:
   OwnerAccount& Get(OwnerId owner);
-  // Calls `function(account)` for the owner and those above it, from below.
+  void Touch(OwnerId owner, OwnerAccount* account) {
+    if (account->touched) return;
+    account->touched = true;
+    touched_.push_back(owner);
+  }
+  // Calls `function(id, account)` for the owner and those above it, from below.
   template <typename Function>
   void ForChain(OwnerId owner, Function function);
   bool IsWithin(OwnerId owner, OwnerId ancestor) const;
@@ -124,10 +149,13 @@ class OwnerAccounts {
                                      std::optional<OwnerId> mover);
 
   const OwnerRegistry* const registry_;
+  const PressureThresholds thresholds_;
   std::vector<OwnerAccount> accounts_;
   uint64_t live_ = 0;
   // Over the owners at the top.
   uint64_t claims_ = 0;
+  // Owners whose gauges must be read again.
+  std::vector<OwnerId> touched_;
 };
 
 }  // namespace quire

@@ -20,7 +20,9 @@ namespace quire {
 class PageAccounts {
  public:
   // `registry` outlives this object.
-  explicit PageAccounts(const OwnerRegistry* registry) : owners_(registry) {}
+  explicit PageAccounts(const OwnerRegistry* registry,
+                        const PressureThresholds& thresholds = {})
+      : owners_(registry, thresholds) {}
 
   // A slot of `page` goes from one state to another; kUnbacked on either side
   // is a slot that does not map it yet, or any more.

@@ -343,23 +343,30 @@ const KvLayout& KvCache::layout() const { return impl_->geometry().layout(); }
 uint64_t KvCache::max_sequence_length() const {
   return impl_->geometry().max_tokens();
 }
+// Hooks of the memory run when the locks of the cache are released, so that
+// they may call it. A step that is short of pages asks them for more; an
+// admission is refused instead, since its caller can wait.
 absl::StatusOr<SequenceId> KvCache::Admit(uint64_t tokens) {
+  const HookDeferral deferral(memory_);
   absl::StatusOr<SequenceId> sequence = impl_->Admit(tokens);
   impl_->CheckAfterMutation();
   return sequence;
 }
 absl::Status KvCache::Step(std::span<const SequenceStep> steps) {
-  absl::Status status = impl_->Step(steps);
+  absl::Status status =
+      WithOutOfMemoryHooks(memory_, [&] { return impl_->Step(steps); });
   impl_->CheckAfterMutation();
   return status;
 }
 absl::Status KvCache::Shrink(SequenceId sequence, uint64_t length,
                              const Fence& fence) {
+  const HookDeferral deferral(memory_);
   absl::Status status = impl_->Shrink(sequence, length, fence);
   impl_->CheckAfterMutation();
   return status;
 }
 absl::Status KvCache::Release(SequenceId sequence, const Fence& fence) {
+  const HookDeferral deferral(memory_);
   absl::Status status = impl_->Release(sequence, fence);
   impl_->CheckAfterMutation();
   return status;

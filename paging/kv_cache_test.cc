@@ -17,42 +17,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-KvCacheOptions Options(uint64_t max_tokens) {
-  KvCacheOptions options;
-  options.max_sequence_length = max_tokens;
-  options.max_sequences = 8;
-  return options;
-}
-
-SequenceId Admit(KvCache* cache, uint64_t tokens) {
-  const auto sequence = cache->Admit(tokens);
-  EXPECT_TRUE(sequence.ok()) << sequence.status();
-  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
-  return sequence.value_or(SequenceId());
-}
-
-absl::Status Step(KvCache* cache, SequenceId sequence, uint64_t length) {
-  const SequenceStep step{sequence, length};
-  const absl::Status status = cache->Step(std::span(&step, 1));
-  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
-  return status;
-}
-
-void Release(KvCache* cache, SequenceId sequence,
-             const Fence& fence = Fence()) {
-  EXPECT_TRUE(cache->Release(sequence, fence).ok());
-  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
-}
-
-DeviceAddress Base(const KvCache& cache, SequenceId sequence) {
-  return cache.View(sequence, 0)->keys;
-}
-
 // ---- Admit, Step, Shrink, Release -------------------------------------------
 
 TEST(KvCacheTest, AViewIsABaseAddressAndAStride) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 2, Options(100));
+  const auto cache = MakeCache(&device, 2, CacheOptions(100));
   const SequenceId sequence = Admit(cache.get(), 1);
   // Rows of 256 bytes: 100 tokens are 7 pages a group. Layer 3 is the second
   // one of the second group.
@@ -69,7 +38,7 @@ TEST(KvCacheTest, AViewIsABaseAddressAndAStride) {
 
 TEST(KvCacheTest, PagesAppearAsTheSequenceGrows) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId sequence = Admit(cache.get(), 0);
   EXPECT_EQ(device.live_pages(), 0u);
   for (const auto& [length, pages] : std::vector<std::pair<uint64_t, uint64_t>>{
@@ -94,7 +63,8 @@ TEST(KvCacheTest, RowsMayBeLargerThanPages) {
   TestDevice device(64);
   const KvLayout layout =
       *KvLayout::Create({3, 4, 256, KvDType::kF16}, 3);  // 12 KiB rows
-  const auto cache = *KvCache::Create(device.memory(), layout, Options(20));
+  const auto cache =
+      *KvCache::Create(device.memory(), layout, CacheOptions(20));
   const SequenceId sequence = Admit(cache.get(), 1);
   EXPECT_EQ(device.live_pages(), 3u);
   ASSERT_TRUE(Step(cache.get(), sequence, 20).ok());
@@ -104,7 +74,7 @@ TEST(KvCacheTest, RowsMayBeLargerThanPages) {
 TEST(KvCacheDeathTest, AddressesWithoutPagesFault) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId sequence = Admit(cache.get(), 32);
   const uint64_t keys = cache->View(sequence, 4)->keys.value();
   volatile uint8_t* const last =
@@ -119,7 +89,7 @@ TEST(KvCacheDeathTest, AddressesWithoutPagesFault) {
 
 TEST(KvCacheTest, AShorterLengthKeepsThePagesUntilShrink) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId sequence = Admit(cache.get(), 100);  // 4 pages in 5 groups
   ASSERT_TRUE(Step(cache.get(), sequence, 10).ok());
   EXPECT_EQ(device.live_pages(), 20u);
@@ -133,7 +103,7 @@ TEST(KvCacheTest, AShorterLengthKeepsThePagesUntilShrink) {
 
 TEST(KvCacheTest, ShrunkPagesCoolUntilTheFenceAndMayComeBack) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId sequence = Admit(cache.get(), 100);
   BlockedStream stream(device.driver());
   ASSERT_TRUE(cache->Shrink(sequence, 10, stream.Record()).ok());
@@ -147,7 +117,7 @@ TEST(KvCacheTest, ShrunkPagesCoolUntilTheFenceAndMayComeBack) {
 
 TEST(KvCacheTest, StepIsAllOrNothingAcrossSequences) {
   TestDevice device(30);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   std::vector<SequenceStep> steps;
   for (int i = 0; i < 4; ++i) steps.push_back({Admit(cache.get(), 32), 32});
   EXPECT_EQ(device.live_pages(), 20u);
@@ -171,7 +141,7 @@ TEST(KvCacheTest, StepIsAllOrNothingAcrossSequences) {
 
 TEST(KvCacheTest, MapAheadMakesLongerRunsWhereMemoryIsFree) {
   TestDevice device(64);
-  KvCacheOptions options = Options(320);
+  KvCacheOptions options = CacheOptions(320);
   options.map_ahead = PageCount(2);
   const auto cache = MakeCache(&device, 1, options);
   const SequenceId sequence = Admit(cache.get(), 1);
@@ -193,7 +163,7 @@ TEST(KvCacheTest, MapAheadMakesLongerRunsWhereMemoryIsFree) {
 
 TEST(KvCacheTest, TheNextSequenceAdoptsTheParkedRegion) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId first = Admit(cache.get(), 100);
   const DeviceAddress base = Base(*cache, first);
   Release(cache.get(), first);
@@ -211,7 +181,7 @@ TEST(KvCacheTest, TheNextSequenceAdoptsTheParkedRegion) {
 // vAttention's best fit keeps the first idle slot, also when it is empty.
 TEST(KvCacheTest, AdoptsTheRegionWithTheLeastMappingWork) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId empty = Admit(cache.get(), 0);
   const SequenceId three = Admit(cache.get(), 96);
   const SequenceId nine = Admit(cache.get(), 288);
@@ -231,7 +201,7 @@ TEST(KvCacheTest, AdoptsTheRegionWithTheLeastMappingWork) {
 
 TEST(KvCacheTest, AParkedRegionIsNotAdoptedBeforeItsFence) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId first = Admit(cache.get(), 100);
   const DeviceAddress base = Base(*cache, first);
   BlockedStream stream(device.driver());
@@ -248,7 +218,7 @@ TEST(KvCacheTest, AParkedRegionIsNotAdoptedBeforeItsFence) {
 
 TEST(KvCacheTest, ARegionWithoutPagesIsReusedAsAddresses) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId first = Admit(cache.get(), 0);
   const DeviceAddress base = Base(*cache, first);
   Release(cache.get(), first);
@@ -258,7 +228,7 @@ TEST(KvCacheTest, ARegionWithoutPagesIsReusedAsAddresses) {
 
 TEST(KvCacheTest, ASteadyStateMakesNoMappingCall) {
   TestDevice device(200);
-  const auto cache = MakeCache(&device, 2, Options(320));
+  const auto cache = MakeCache(&device, 2, CacheOptions(320));
   const std::vector<uint64_t> lengths = {10, 70, 33, 200};
   const auto cycle = [&] {
     std::vector<SequenceStep> steps;
@@ -285,131 +255,12 @@ TEST(KvCacheTest, ASteadyStateMakesNoMappingCall) {
   EXPECT_EQ(cache->GetStatistics().adoptions, 8 * 4u);
 }
 
-// ---- Pressure ---------------------------------------------------------------
-
-TEST(KvCacheTest, ParkedPagesServeOthersTheOldestFirst) {
-  TestDevice device(40);
-  const auto cache = MakeCache(&device, 1, Options(320));
-  const SequenceId first = Admit(cache.get(), 96);   // 15 pages
-  const SequenceId second = Admit(cache.get(), 96);  // 15 pages
-  const DeviceAddress second_base = Base(*cache, second);
-  Release(cache.get(), first);
-  Release(cache.get(), second);
-  AddressRange* const other =
-      *device.memory()->ReserveRange(PageCount(20), kUnnamedOwner);
-  // 10 are free: 10 more come from the region parked first.
-  ASSERT_TRUE(device.memory()->Commit(other, PageCount(0), PageCount(20)).ok());
-  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
-  EXPECT_EQ(cache->GetStatistics().parked, Bytes(20 * 4096));
-  const uint64_t calls = device.mapping_calls();
-  EXPECT_EQ(Base(*cache, Admit(cache.get(), 96)), second_base);
-  EXPECT_EQ(device.mapping_calls(), calls);
-  device.memory()->ReleaseRange(other, Fence());
-}
-
-TEST(KvCacheTest, PagesOfAParkedRegionCoolUnderItsFence) {
-  TestDevice device(20);
-  const auto cache = MakeCache(&device, 1, Options(320));
-  BlockedStream stream(device.driver());
-  Release(cache.get(), Admit(cache.get(), 128), stream.Record());
-  AddressRange* const other =
-      *device.memory()->ReserveRange(PageCount(1), kUnnamedOwner);
-  // All 20 pages are parked: the commit has to wait for the stream.
-  std::atomic<bool> committed = false;
-  std::thread committer([&] {
-    EXPECT_TRUE(
-        device.memory()->Commit(other, PageCount(0), PageCount(1)).ok());
-    committed = true;
-  });
-  while (device.cooling_pages() == 0) std::this_thread::yield();
-  EXPECT_FALSE(committed);
-  stream.Unblock();
-  committer.join();
-  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
-  device.memory()->ReleaseRange(other, Fence());
-}
-
-// kvcached#359: short sequences that sit on long regions must not pin memory.
-TEST(KvCacheTest, WhatAnAdoptedRegionHasToSpareIsReclaimed) {
-  TestDevice device(50);
-  const auto cache = MakeCache(&device, 1, Options(320));
-  Release(cache.get(), Admit(cache.get(), 320));
-  const SequenceId shorter = Admit(cache.get(), 40);
-  EXPECT_EQ(cache->GetStatistics().committed, Bytes(50 * 4096));
-  EXPECT_EQ(cache->GetStatistics().reclaimable, Bytes(40 * 4096));
-  // 280 tokens need 45 pages, 40 can be had; 250 need 40.
-  EXPECT_EQ(cache->AdmissibleTokens(), 256u);
-  Admit(cache.get(), 256);
-  EXPECT_EQ(cache->GetStatistics().reclaimable, Bytes(0));
-  EXPECT_EQ(*cache->Length(shorter), 40u);
-  EXPECT_EQ(Step(cache.get(), shorter, 64).code(), absl::StatusCode::kOk);
-  EXPECT_EQ(Step(cache.get(), shorter, 65).code(),
-            absl::StatusCode::kResourceExhausted);
-}
-
-TEST(KvCacheTest, AnOwnersLimitBoundsItsCachesAndTheirParkedPagesMakeRoom) {
-  TestDevice device(100);
-  OwnerRegistry* const owners = device.memory()->owners();
-  KvCacheOptions options = Options(320);
-  options.owner = owners->Register("model/kv");
-  const auto cache = MakeCache(&device, 1, options);
-  options.owner = owners->Register("model/drafts");
-  const auto drafts = MakeCache(&device, 1, options);
-  const auto other = MakeCache(&device, 1, Options(320));
-  const OwnerId model = owners->Register("model");
-  ASSERT_TRUE(
-      device.memory()->SetOwnerLimits(model, {.hard = Bytes(20 * 4096)}).ok());
-  EXPECT_EQ(cache->AdmissibleTokens(), 128u);  // 20 of 100 pages
-  const auto refused = cache->Admit(129);
-  const auto verdict = OutOfMemoryVerdict::FromStatus(refused.status());
-  ASSERT_TRUE(verdict.has_value()) << refused.status();
-  EXPECT_EQ(verdict->kind, ShortageKind::kLimit);
-  EXPECT_EQ(verdict->owner_limit,
-            (OwnerShortage{"model", Bytes(20 * 4096), Bytes(0)}));
-  Release(other.get(), Admit(other.get(), 96));
-  Release(drafts.get(), Admit(drafts.get(), 96));  // 15 pages stay mapped
-  const SequenceId sequence = Admit(cache.get(), 96);
-  EXPECT_EQ(drafts->GetStatistics().parked, Bytes(5 * 4096));
-  EXPECT_EQ(other->GetStatistics().parked, Bytes(15 * 4096));
-  EXPECT_EQ(Step(cache.get(), sequence, 128), absl::OkStatus());
-  EXPECT_EQ(Step(cache.get(), sequence, 129).code(),
-            absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(other->GetStatistics().parked, Bytes(15 * 4096));
-}
-
-TEST(KvCacheTest, TwoCachesOfOneMemoryServeEachOther) {
-  TestDevice device(50);
-  const auto a = MakeCache(&device, 1, Options(320));
-  const auto b = MakeCache(&device, 5, Options(320));
-  Release(a.get(), Admit(a.get(), 320));
-  EXPECT_EQ(b->AdmissibleTokens(), 320u);
-  Release(b.get(), Admit(b.get(), 320));
-  EXPECT_EQ(a->GetStatistics().parked, Bytes(0));
-  Release(a.get(), Admit(a.get(), 320));
-  EXPECT_EQ(b->GetStatistics().parked, Bytes(0));
-  EXPECT_TRUE(b->CheckInvariants().ok()) << b->CheckInvariants();
-}
-
-TEST(KvCacheTest, ParkedRegionsGiveTheirAddressesToOtherCaches) {
-  // Addresses for one region.
-  TestDevice device(100, KiB(4), Bytes(50 * 4096));
-  const auto a = MakeCache(&device, 1, Options(320));
-  const auto b = MakeCache(&device, 1, Options(320));
-  Release(a.get(), Admit(a.get(), 100));
-  auto sequence = b->Admit(100);
-  if (!sequence.ok()) {
-    EXPECT_THAT(sequence.status().message(), HasSubstr("address"));
-    sequence = b->Admit(100);  // a shortage of addresses may take a second try
-  }
-  EXPECT_TRUE(sequence.ok()) << sequence.status();
-}
-
 // ---- Admission --------------------------------------------------------------
 
 // vAttention and kvcached#377: the free count wrapped below zero.
 TEST(KvCacheTest, AdmissibleTokensNeverWraps) {
   TestDevice device(10);
-  KvCacheOptions options = Options(1000);
+  KvCacheOptions options = CacheOptions(1000);
   options.headroom = PageCount(11);
   const auto cache = MakeCache(&device, 1, options);
   EXPECT_EQ(cache->AdmissibleTokens(), 0u);
@@ -425,7 +276,7 @@ TEST(KvCacheTest, AdmissibleTokensNeverWraps) {
 
 TEST(KvCacheTest, ALongerClaimThanTheFreePoolLeavesTheCountRight) {
   TestDevice device(10);
-  const auto cache = MakeCache(&device, 1, Options(1000));
+  const auto cache = MakeCache(&device, 1, CacheOptions(1000));
   EXPECT_EQ(cache->AdmissibleTokens(), 64u);
   EXPECT_FALSE(cache->Admit(65).ok());
   EXPECT_EQ(cache->AdmissibleTokens(), 64u);
@@ -435,7 +286,7 @@ TEST(KvCacheTest, ALongerClaimThanTheFreePoolLeavesTheCountRight) {
 
 TEST(KvCacheTest, HeadroomIsLeftForTheGrowthOfTheAdmitted) {
   TestDevice device(30);
-  KvCacheOptions options = Options(320);
+  KvCacheOptions options = CacheOptions(320);
   options.headroom = PageCount(10);
   const auto cache = MakeCache(&device, 1, options);
   EXPECT_EQ(cache->AdmissibleTokens(), 128u);
@@ -449,7 +300,7 @@ TEST(KvCacheTest, HeadroomIsLeftForTheGrowthOfTheAdmitted) {
 TEST(KvCacheTest, AdmissibleTokensIsWhatAdmitTakes) {
   for (const uint32_t layers_per_row : {1u, 2u, 5u}) {
     TestDevice device(45);
-    KvCacheOptions options = Options(320);
+    KvCacheOptions options = CacheOptions(320);
     options.headroom = PageCount(3);
     const auto cache = MakeCache(&device, layers_per_row, options);
     const SequenceId long_one = Admit(cache.get(), 150);
@@ -464,7 +315,7 @@ TEST(KvCacheTest, AdmissibleTokensIsWhatAdmitTakes) {
 
 TEST(KvCacheTest, SequenceSlotsAreALimitOfTheirOwn) {
   TestDevice device(64);
-  KvCacheOptions options = Options(320);
+  KvCacheOptions options = CacheOptions(320);
   options.max_sequences = 2;
   const auto cache = MakeCache(&device, 1, options);
   const SequenceId first = Admit(cache.get(), 1);
@@ -480,7 +331,7 @@ TEST(KvCacheTest, SequenceSlotsAreALimitOfTheirOwn) {
 
 TEST(KvCacheTest, AddressesAreALimitOfTheirOwn) {
   TestDevice device(64, KiB(4), Bytes(50 * 4096));
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   Admit(cache.get(), 1);
   const auto second = cache->Admit(1);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
@@ -498,18 +349,18 @@ TEST(KvCacheTest, RejectsOptionsThatCannotWork) {
   const auto code = [&](const KvCacheOptions& options) {
     return KvCache::Create(device.memory(), layout, options).status().code();
   };
-  EXPECT_EQ(code(Options(0)), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(Options(UINT64_MAX)), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(CacheOptions(0)), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(CacheOptions(UINT64_MAX)), absl::StatusCode::kInvalidArgument);
   // 64 MiB of addresses are 104,857 tokens of 640 bytes.
-  EXPECT_EQ(code(Options(105000)), absl::StatusCode::kInvalidArgument);
-  KvCacheOptions none = Options(10);
+  EXPECT_EQ(code(CacheOptions(105000)), absl::StatusCode::kInvalidArgument);
+  KvCacheOptions none = CacheOptions(10);
   none.max_sequences = 0;
   EXPECT_EQ(code(none), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(KvCacheTest, RejectsLengthsBeyondTheMaximum) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   for (const uint64_t length : {uint64_t{321}, UINT64_MAX}) {
     EXPECT_EQ(cache->Admit(length).status().code(),
               absl::StatusCode::kInvalidArgument);
@@ -526,7 +377,7 @@ TEST(KvCacheTest, RejectsLengthsBeyondTheMaximum) {
 
 TEST(KvCacheTest, ADeadIdIsNotFound) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId dead = Admit(cache.get(), 10);
   Release(cache.get(), dead);
   const SequenceId heir = Admit(cache.get(), 10);  // in the same slot
@@ -543,7 +394,7 @@ TEST(KvCacheTest, ADeadIdIsNotFound) {
 
 TEST(KvCacheTest, AStepWithAWrongEntryChangesNothing) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId a = Admit(cache.get(), 10);
   const SequenceId b = Admit(cache.get(), 10);
   for (const SequenceStep& wrong :
@@ -561,7 +412,7 @@ TEST(KvCacheTest, AStepWithAWrongEntryChangesNothing) {
 
 TEST(KvCacheTest, AStepOfNothingIsAStep) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, 1, Options(320));
+  const auto cache = MakeCache(&device, 1, CacheOptions(320));
   EXPECT_TRUE(cache->Step({}).ok());
   EXPECT_EQ(cache->GetStatistics().steps_without_mapping, 1u);
 }

@@ -90,6 +90,37 @@ inline std::unique_ptr<KvCache> MakeCache(TestDevice* device,
   return *std::move(cache);
 }
 
+inline KvCacheOptions CacheOptions(uint64_t max_tokens) {
+  KvCacheOptions options;
+  options.max_sequence_length = max_tokens;
+  options.max_sequences = 8;
+  return options;
+}
+
+inline SequenceId Admit(KvCache* cache, uint64_t tokens) {
+  const auto sequence = cache->Admit(tokens);
+  EXPECT_TRUE(sequence.ok()) << sequence.status();
+  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+  return sequence.value_or(SequenceId());
+}
+
+inline absl::Status Step(KvCache* cache, SequenceId sequence, uint64_t length) {
+  const SequenceStep step{sequence, length};
+  const absl::Status status = cache->Step(std::span(&step, 1));
+  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+  return status;
+}
+
+inline void Release(KvCache* cache, SequenceId sequence,
+                    const Fence& fence = Fence()) {
+  EXPECT_TRUE(cache->Release(sequence, fence).ok());
+  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+}
+
+inline DeviceAddress Base(const KvCache& cache, SequenceId sequence) {
+  return cache.View(sequence, 0)->keys;
+}
+
 // A stream that stands still until it is let go.
 class BlockedStream {
  public:

@@ -40,6 +40,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -47,6 +48,7 @@
 #include "quire/alloc/driver.h"
 #include "quire/alloc/event_trace.h"
 #include "quire/alloc/fence.h"
+#include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/memory_limits.h"
 #include "quire/alloc/owner.h"
 #include "quire/alloc/units.h"
@@ -138,6 +140,8 @@ struct DeviceMemoryOptions {
   // Unmapped pages kept as handles for re-use beyond this many go back to the
   // driver at once; default: keep all until Trim or memory is short.
   PageCount cache_limit = PageCount(UINT64_MAX);
+  // When pressure begins and ends.
+  PressureThresholds pressure;
   // Told of commits, decommits and failures; null: nobody. Outlives the memory.
   EventTrace* trace = nullptr;
 };
@@ -181,7 +185,8 @@ class DeviceMemory {
       Driver* driver, OwnerRegistry* owners, DeviceMemoryOptions options);
   // Waits for what cools and gives everything back to the driver, ranges that
   // were not released included; what was quarantined is tried once more.
-  // REQUIRES: no other thread is in a call, every reclaimer was removed.
+  // REQUIRES: no other thread is in a call, every reclaimer and all hooks were
+  // removed.
   ~DeviceMemory();
 
   Driver* driver() const;
@@ -221,11 +226,13 @@ class DeviceMemory {
   // after an error no slot of the range has changed, and no page was created.
   // Takes, in this order: cached pages; new ones under the limit; pages whose
   // fences have completed; what the reclaimers give; then waits for every
-  // fence that can complete. Errors: kResourceExhausted with the verdict
-  // (verdict.h); kInvalidArgument for slots outside the range; kDataLoss where
-  // slots are quarantined, by this call or before; the driver's own.
+  // fence that can complete; then asks the hooks. Errors: kResourceExhausted
+  // with the verdict (verdict.h); kInvalidArgument for slots outside the range;
+  // kDataLoss where slots are quarantined, by this call or before; the driver's
+  // own.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count);
-  // As Commit, but does not wait: pages that are cooling are not to be had.
+  // As Commit, but does not wait and asks no hook: pages that are cooling are
+  // not to be had.
   absl::Status TryCommit(AddressRange* range, PageCount first, PageCount count);
   // The same with a say in which page lies where: slot first + i gets pages[i],
   // which must be live under some slot of this memory and of the same owner, or
@@ -310,6 +317,19 @@ class DeviceMemory {
   // that Reclaim takes, and not from Reclaim.
   void AddReclaimer(PageReclaimer* reclaimer);
   void RemoveReclaimer(PageReclaimer* reclaimer);
+  // ---- Hooks ----
+  // Called in the order of registration. RemoveHooks returns when no thread is
+  // inside the hooks any more: call it without a lock that they take, and not
+  // from one of them.
+  void AddHooks(MemoryHooks* hooks);
+  void RemoveHooks(MemoryHooks* hooks);
+  // For layers above whose own search has failed with `status`: whether a hook
+  // gave up something, so that it is worth another search. False where `status`
+  // has no verdict.
+  bool AskOutOfMemoryHooks(const absl::Status& status);
+  // Of the memory as a whole, without a lock.
+  PressureLevel pressure() const;
+
   // What all reclaimers could give now. O(reclaimers). Same rules as
   // Reclaimable.
   PageCount ReclaimablePages() const;
@@ -348,6 +368,7 @@ class DeviceMemory {
   absl::Status CheckInvariants() const;
 
  private:
+  friend class HookDeferral;
   class Impl;
   friend class QuiescentSection;
   explicit DeviceMemory(std::unique_ptr<Impl> impl);
@@ -357,6 +378,29 @@ class DeviceMemory {
 
   std::unique_ptr<Impl> impl_;
 };
+
+// Runs `operation`, which returns a Status or StatusOr, with hooks held back,
+// and again where it was short of memory and a hook gave up something. For
+// layers above, whose operations take locks of their own.
+template <typename Operation>
+auto WithOutOfMemoryHooks(DeviceMemory* memory, Operation operation) {
+  const auto run = [&] {
+    const HookDeferral deferral(memory);
+    return operation();
+  };
+  auto result = run();
+  for (int round = 0; round < kOutOfMemoryRounds && !result.ok(); ++round) {
+    absl::Status status;
+    if constexpr (std::is_same_v<decltype(result), absl::Status>) {
+      status = result;
+    } else {
+      status = result.status();
+    }
+    if (!memory->AskOutOfMemoryHooks(status)) break;
+    result = run();
+  }
+  return result;
+}
 
 }  // namespace quire
 

@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "quire/alloc/driver.h"
+#include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
@@ -39,6 +40,7 @@ struct OwnerStatistics {
   // The same with what others use or have reserved left to them: never more
   // than the device memory has for it.
   Bytes allowance;
+  PressureLevel pressure = PressureLevel::kNone;
   // `live` beyond the limits: of the hard one, after it was lowered.
   Bytes over_soft;
   Bytes over_hard;

@@ -89,7 +89,8 @@ class KvCache : private PageReclaimer {
   // queue it and try again.
   absl::StatusOr<SequenceId> Admit(uint64_t tokens);
   // Backs every sequence up to its length: all, or none and an error, which is
-  // kResourceExhausted where memory is short. A length below the last one keeps
+  // kResourceExhausted where memory is short and the hooks of the device memory
+  // gave up nothing; they may release sequences of this cache. A length below the last one keeps
   // the pages (Shrink gives them back). O(steps) where nothing is mapped.
   absl::Status Step(std::span<const SequenceStep> steps);
   // Gives back the pages behind `length` tokens, when `fence` completes. What

@@ -1,0 +1,62 @@
+// What DeviceMemory tells its hooks, and what it asks of them.
+
+#include <optional>
+
+#include "alloc/device_memory_impl.h"
+#include "quire/alloc/memory_hooks.h"
+#include "quire/alloc/verdict.h"
+
+namespace quire {
+
+HookDeferral::HookDeferral(DeviceMemory* memory)
+    : scope_(std::make_unique<HookScope>(memory->impl_->dispatcher())) {}
+HookDeferral::~HookDeferral() = default;
+
+void DeviceMemory::Impl::AddHooks(MemoryHooks* hooks) {
+  dispatcher_.hooks().Add(hooks);
+  MutexLock lock(&mutex_);
+  events_.set_enabled(true);
+}
+
+void DeviceMemory::Impl::RemoveHooks(MemoryHooks* hooks) {
+  dispatcher_.hooks().Remove(hooks);
+  MutexLock lock(&mutex_);
+  events_.set_enabled(!dispatcher_.hooks().empty());
+}
+
+bool DeviceMemory::Impl::AskOutOfMemoryHooks(const absl::Status& status) {
+  const auto verdict = OutOfMemoryVerdict::FromStatus(status);
+  if (!verdict) return false;
+  // More than a limit is not to be had, whatever is given up for it.
+  const Bytes most =
+      verdict->owner_limit ? verdict->owner_limit->limit : verdict->limit;
+  if (verdict->requested > most) return false;
+  return !dispatcher_.OutOfMemory(*verdict).zero();
+}
+
+void DeviceMemory::Impl::UpdatePressure() {
+  const PageAccounts& accounts = backing_.accounts();
+  const uint64_t used =
+      accounts.live() + accounts.cooling() + backing_.quarantined();
+  const PressureLevel before = gauge_.level();
+  if (gauge_.Update(used)) {
+    pressure_.store(gauge_.level(), std::memory_order_relaxed);
+    events_.Add(PressureChange{std::nullopt, before, gauge_.level(),
+                               PageBytes(used),
+                               PageBytes(backing_.pool().limit())});
+  }
+  // The lambda is not seen to run under the lock.
+  EventLog* const events = &events_;
+  backing_.owners().UpdatePressure([&](OwnerId owner,
+                                       const OwnerAccount& account,
+                                       PressureLevel owner_before) {
+    const OwnerPageLimits& limits = account.limits;
+    const uint64_t limit =
+        limits.hard != kNoPageLimit ? limits.hard : limits.soft;
+    events->Add(PressureChange{
+        owner, owner_before, account.gauge.level(), PageBytes(account.live),
+        limit == kNoPageLimit ? Bytes(0) : PageBytes(limit)});
+  });
+}
+
+}  // namespace quire

@@ -1,0 +1,69 @@
+#include "alloc/hook_dispatcher.h"
+
+#include <cstddef>
+
+namespace quire {
+namespace {
+
+// The innermost: hooks of one device memory may call another one.
+thread_local HookScope* current_scope = nullptr;
+
+void Call(MemoryHooks* hooks, const MemoryEvent& event) {
+  if (const auto* pressure = std::get_if<PressureChange>(&event)) {
+    hooks->OnPressure(*pressure);
+  } else if (const auto* mapped = std::get_if<PagesMapped>(&event)) {
+    hooks->OnPagesMapped(mapped->change);
+  } else if (const auto* unmapped = std::get_if<PagesUnmapped>(&event)) {
+    hooks->OnPagesUnmapped(unmapped->change);
+  }
+}
+
+}  // namespace
+
+HookScope* HookScope::Find(const HookDispatcher* dispatcher) {
+  for (HookScope* scope = current_scope; scope != nullptr;
+       scope = scope->enclosing_) {
+    if (scope->dispatcher_ == dispatcher && scope->is_outermost_) return scope;
+  }
+  return nullptr;
+}
+
+HookScope::HookScope(HookDispatcher* dispatcher)
+    : dispatcher_(dispatcher),
+      enclosing_(current_scope),
+      is_outermost_(Find(dispatcher) == nullptr) {
+  current_scope = this;
+}
+
+HookScope::~HookScope() {
+  // Hooks may add to the queue while it is worked off.
+  for (size_t next = 0; next < queue_.size(); ++next) {
+    const MemoryEvent event = queue_[next];
+    dispatcher_->hooks().ForEach([&](MemoryHooks* hooks) {
+      Call(hooks, event);
+      return true;
+    });
+  }
+  current_scope = enclosing_;
+}
+
+void HookDispatcher::Deliver(std::vector<MemoryEvent> events) {
+  if (events.empty()) return;
+  const HookScope scope(this);
+  std::vector<MemoryEvent>& queue = HookScope::Find(this)->queue_;
+  queue.insert(queue.end(), events.begin(), events.end());
+}
+
+Bytes HookDispatcher::OutOfMemory(const OutOfMemoryVerdict& verdict) {
+  Bytes freed;
+  if (HookScope::Find(this) != nullptr) return freed;
+  const HookScope scope(this);
+  hooks_.ForEach([&](MemoryHooks* hooks) {
+    freed = CheckedAdd(freed, hooks->OnOutOfMemory(verdict))
+                .value_or(Bytes(UINT64_MAX));
+    return true;
+  });
+  return freed;
+}
+
+}  // namespace quire
