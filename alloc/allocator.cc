@@ -54,8 +54,8 @@ DeviceAllocator::Impl::Impl(DeviceMemory* memory,
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Allocate(
     Bytes size, const AllocateOptions& options) {
-  if (options.alignment == kDefaultAlignment && size <= classes_.largest())
-      [[likely]] {
+  if (options.alignment == kDefaultAlignment && !options.movable &&
+      size <= classes_.largest()) [[likely]] {
     ThreadCache* const cache =
         thread_cache_index.Find(number_, options.stream, options.owner);
     if (cache != nullptr && cache->Enter()) [[likely]] {
@@ -138,6 +138,24 @@ std::optional<AllocationInfo> DeviceAllocator::Find(
   return impl_->Find(address);
 }
 Bytes DeviceAllocator::Trim(Bytes keep) { return impl_->Trim(keep); }
+absl::StatusOr<CompactionReport> DeviceAllocator::Mesh(
+    const QuiescentSection& section, const MeshOptions& options) {
+  return impl_->Mesh(section, options);
+}
+absl::StatusOr<RelocationPass> DeviceAllocator::BeginRelocation(
+    const QuiescentSection& section, const RelocationLimits& limits) {
+  return impl_->BeginRelocation(section, limits);
+}
+absl::StatusOr<CompactionReport> DeviceAllocator::Compact(
+    const QuiescentSection& section, CompactionPolicy* policy) {
+  return impl_->Compact(section, policy);
+}
+absl::Status DeviceAllocator::Pin(DeviceAddress address) {
+  return impl_->Pin(address);
+}
+absl::Status DeviceAllocator::Unpin(DeviceAddress address) {
+  return impl_->Unpin(address);
+}
 AllocatorStatistics DeviceAllocator::GetStatistics() const {
   return impl_->GetStatistics();
 }

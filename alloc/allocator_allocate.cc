@@ -34,7 +34,8 @@ constexpr uint64_t kFitDivisor = 64;
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
     Bytes size, const AllocateOptions& options) {
   const Request request = {size, options.stream, options.owner,
-                           std::max(options.alignment, kDefaultAlignment)};
+                           std::max(options.alignment, kDefaultAlignment),
+                           options.movable};
   if (!IsPowerOfTwo(options.alignment.value())) {
     return Fail(request, absl::InvalidArgumentError(absl::StrFormat(
                              "alignment %u is not a power of two",
@@ -350,6 +351,10 @@ DeviceAddress DeviceAllocator::Impl::Publish(Block block,
     block.record().store(SlotRecord::Live(
         static_cast<uint32_t>(span->slot_size - request.size.value()),
         IndexOfStream(request.stream), inherits));
+  }
+  if (request.movable) {
+    special_[block.address().value()].movable = true;
+    block.record().store(block.record().load().WithSpecial(true));
   }
   CountAllocation(span->heap, span->slot_size, request.size.value());
   if (options_.trace != nullptr) {

@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "alloc/testing/allocator_fixture.h"
+#include "alloc/testing/pattern.h"
 #include "quire/alloc/driver_call.h"
 #include "quire/alloc/faulty_driver.h"
+#include "quire/alloc/quiescent.h"
 
 namespace quire {
 namespace {
@@ -41,9 +43,12 @@ class AllocatorFaultTest
                     const std::function<absl::Status()>& operation) {
     for (size_t kind = 0; kind < kDriverCallCount; ++kind) {
       const auto call = static_cast<DriverCall>(kind);
-      // An event that the driver will not take back can only be left to it; see
-      // EventsThatTheDriverKeepsDoNoHarm.
-      if (call == DriverCall::kDestroyEvent) continue;
+      // An event or stream that the driver will not take back can only be left
+      // to it; see EventsThatTheDriverKeepsDoNoHarm.
+      if (call == DriverCall::kDestroyEvent ||
+          call == DriverCall::kDestroyStream) {
+        continue;
+      }
       for (uint64_t n = 1;; ++n) {
         SCOPED_TRACE(::testing::Message() << DriverCallName(call) << " " << n);
         ASSERT_LT(n, 1000u);
@@ -85,6 +90,8 @@ class AllocatorFaultTest
     ASSERT_EQ(driver_->Leaks().size(), streams_.size())
         << ::testing::PrintToString(driver_->Leaks());
   }
+
+  std::vector<Pattern> Sparse(bool movable);
 
   absl::Status TryAllocate(uint64_t size, StreamId stream = StreamId()) {
     AllocateOptions options;
@@ -181,6 +188,81 @@ TEST_P(AllocatorFaultTest, TheEnd) {
         allocator_.reset();
         MakeAllocator();
         return absl::OkStatus();
+      });
+}
+
+// Slabs of 16 slots, one in eight of them live.
+std::vector<Pattern> AllocatorFaultTest::Sparse(bool movable) {
+  constexpr uint64_t kSlot = kPageBytes / 16;
+  AllocateOptions options;
+  options.movable = movable;
+  std::vector<DeviceAddress> all;
+  for (int i = 0; i < 5 * 16; ++i) {
+    all.push_back(*allocator_->Allocate(Bytes(kSlot), options));
+  }
+  std::vector<Pattern> live;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i % 8 == 3) {
+      live.push_back({all[i], kSlot, i});
+      live.back().Write();
+    } else {
+      Free(all[i]);
+    }
+  }
+  allocator_->Trim();
+  return live;
+}
+
+TEST_P(AllocatorFaultTest, Meshes) {
+  std::vector<Pattern> live;
+  FailEachCall([&] { live = Sparse(/*movable=*/false); },
+               [&]() -> absl::Status {
+                 auto section = QuiescentSection::Begin(memory_.get(), {});
+                 if (!section.ok()) return section.status();
+                 MeshOptions options;
+                 options.smallest_slot = Bytes(256);
+                 const absl::Status status =
+                     allocator_->Mesh(*section, options).status();
+                 // Where the driver lost a range, it is not there to be read.
+                 if (memory_->Health().ok()) {
+                   for (const Pattern& pattern : live) {
+                     EXPECT_TRUE(pattern.Holds());
+                   }
+                 }
+                 return status;
+               });
+}
+
+TEST_P(AllocatorFaultTest, Relocations) {
+  std::vector<Pattern> live;
+  FailEachCall([&] { live = Sparse(/*movable=*/true); },
+               [&]() -> absl::Status {
+                 auto section = QuiescentSection::Begin(memory_.get(), {});
+                 if (!section.ok()) return section.status();
+                 auto pass = allocator_->BeginRelocation(*section);
+                 if (!pass.ok()) return pass.status();
+                 const absl::Status copied = pass->Copy();
+                 // Given up where it fails.
+                 if (copied.ok()) pass->End();
+                 return copied;
+               });
+}
+
+TEST_P(AllocatorFaultTest, AllocationsFromTheCachesOfThreads) {
+  const StreamId a = MakeStream();
+  FailEachCall(
+      [&] {
+        MakeAllocator();
+        std::vector<DeviceAddress> freed;
+        for (int i = 0; i < 300; ++i) freed.push_back(Allocate(1024, a));
+        for (int i = 0; i < 5; ++i) {
+          freed.push_back(Allocate(kPageBytes * 3 / 2, a));
+        }
+        for (const DeviceAddress address : freed) Free(address, a);
+      },
+      [&] {
+        // Takes pages of its own with it.
+        return TryAllocate(kLimitPages / 2 * kPageBytes + 700, a);
       });
 }
 

@@ -30,6 +30,14 @@ absl::Status DeviceAllocator::Impl::FreeBlock(Block block, StreamId stream,
   const uint64_t size = block.size();
   const uint64_t requested = RequestedOf(block);
   const SlotRecord was = block.record().load();
+  if (was.special()) {
+    const SpecialBlock& special = special_.find(address.value())->second;
+    if (special.moving || special.pins > 0) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "%#x is %s", address.value(),
+          special.moving ? "being moved by a relocation pass" : "pinned"));
+    }
+  }
   if (cache == nullptr || !FreeInto(cache, block)) {
     QUIRE_RETURN_IF_ERROR(CoolOnStreams(block, StreamsOf(block, stream)));
     if (was.special()) special_.erase(address.value());

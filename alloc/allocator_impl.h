@@ -4,6 +4,8 @@
 //   allocator_allocate.cc allocations that miss
 //   allocator_free.cc     frees that miss; streams
 //   allocator_reclaim.cc  giving memory back: polling, Reclaim, Trim, the end
+//   allocator_compact.cc  mesh, and what a policy decides
+//   allocator_relocate.cc relocation passes, pins
 //   allocator_report.cc   statistics, verdicts, checks
 //
 // A small block is in one of four places: with a caller (live), in a cache of a
@@ -21,6 +23,7 @@
 #ifndef QUIRE_ALLOC_ALLOCATOR_IMPL_H_
 #define QUIRE_ALLOC_ALLOCATOR_IMPL_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -62,6 +65,14 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status RecordStream(DeviceAddress address, StreamId stream);
   std::optional<AllocationInfo> Find(DeviceAddress address) const;
   Bytes Trim(Bytes keep);
+  absl::StatusOr<CompactionReport> Mesh(const QuiescentSection& section,
+                                        const MeshOptions& options);
+  absl::StatusOr<RelocationPass> BeginRelocation(
+      const QuiescentSection& section, const RelocationLimits& limits);
+  absl::StatusOr<CompactionReport> Compact(const QuiescentSection& section,
+                                           CompactionPolicy* policy);
+  absl::Status Pin(DeviceAddress address);
+  absl::Status Unpin(DeviceAddress address);
   AllocatorStatistics GetStatistics() const;
   Bytes GetLargestPossible(OwnerId owner);
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
@@ -83,6 +94,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
     StreamId stream;
     OwnerId owner;
     Bytes alignment;
+    bool movable = false;
   };
   // Freed by a stream while others were using it: nobody's before all are done.
   struct SharedCooling {
@@ -93,6 +105,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // What the record of a slot has no room for.
   struct SpecialBlock {
     std::vector<StreamId> streams;  // that were recorded
+    bool movable = false;
+    bool moving = false;  // in a relocation pass
+    uint64_t pins = 0;
+
+    bool empty() const { return streams.empty() && !movable && pins == 0; }
   };
 
   // ---- allocator_allocate.cc ----
@@ -188,6 +205,21 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   void PushCooling(StreamFreeList* list, Block block)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // ---- allocator_compact.cc ----
+  // What nobody uses goes back to the driver.
+  CompactionReport TrimToDriver() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // ---- allocator_relocate.cc ----
+  friend class RelocationPass::Impl;
+  bool IsPinned(Block block) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsMovable(Block block) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends a pass: carries out what `actions` say of `moves`.
+  CompactionReport FinishMoves(const std::vector<RelocationMove>& moves,
+                               const std::vector<MoveAction>& actions)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void FinishMove(const RelocationMove& move, MoveAction action)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // ---- allocator_reclaim.cc ----
   // What threads have cached goes to the heaps, where it is free for everybody
   // or cools. Returns whether there was anything.
@@ -275,6 +307,13 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   std::vector<SharedCooling> shared_cooling_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, SpecialBlock> special_
       ABSL_GUARDED_BY(mutex_);  // by address
+  // A relocation pass is open, and has so many bytes of slots to move to.
+  bool relocating_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // For the policy.
+  uint64_t failures_at_compaction_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<std::chrono::steady_clock::time_point> last_compaction_
+      ABSL_GUARDED_BY(mutex_);
   uint64_t failed_allocations_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable int64_t peak_requested_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;

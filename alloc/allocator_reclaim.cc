@@ -233,7 +233,7 @@ uint64_t DeviceAllocator::Impl::ReleaseCoolingSlabs(uint64_t wanted,
   for (size_t i = 0; i < spans.size() && given < wanted; ++i) {
     Span* const span = spans[i];
     if (span == nullptr || span->large() || span->cooling == 0 ||
-        !span->reclaimable() || !filter(*span->heap)) {
+        span->guests > 0 || !span->reclaimable() || !filter(*span->heap)) {
       continue;
     }
     const std::optional<Fence> fence = WithdrawSlab(span);

@@ -305,9 +305,14 @@ absl::Status DeviceAllocator::Impl::CheckCooling() const {
     ++cooling[shared.block.span];
   }
   for (const Span* const span : spans_->spans()) {
+    if (span == nullptr || span->host == nullptr) continue;
+    cooling[span->host] += cooling[span];
+  }
+  for (const Span* const span : spans_->spans()) {
     if (span == nullptr) continue;
-    const auto listed = cooling.find(span);
-    const uint64_t count = listed == cooling.end() ? 0 : listed->second;
+    // What cools of a guest is its host's.
+    if (span->host != nullptr) continue;
+    const uint64_t count = cooling[span];
     if (count != span->cooling) {
       return absl::InternalError(absl::StrFormat(
           "allocator: %u slots of the span at %#x cool, %u are listed",
@@ -360,14 +365,14 @@ absl::Status DeviceAllocator::Impl::CheckLive() const {
     cached += cache->cached_bytes();
   }
   if (live != counted_live || requested != counted_requested ||
-      held != static_cast<uint64_t>(live) + cached ||
+      held != static_cast<uint64_t>(live) + cached + reserved_bytes_ ||
       special != special_.size()) {
     return absl::InternalError(absl::StrFormat(
         "allocator: %d live bytes and %d requested by walking the spans, %d "
         "and %d counted; %u held, %u of them cached by threads; %u special "
-        "blocks, %u known",
+        "blocks, %u known; %u bytes kept for moves",
         live, requested, counted_live, counted_requested, held, cached, special,
-        special_.size()));
+        special_.size(), reserved_bytes_));
   }
   return absl::OkStatus();
 }

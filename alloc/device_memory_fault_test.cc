@@ -403,7 +403,9 @@ TEST_F(SharedPageFaultTest, ARemapForWantOfMappingsSaysSo) {
   faulty_->FailCallsFrom(DriverCall::kUnmap, 1,
                          absl::StatusCode::kResourceExhausted);
   const absl::Status status = memory_->Remap(range_, PageCount(3), pages_[0]);
-  const auto verdict = OutOfMemoryVerdict::FromStatus(status);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  const auto verdict = OutOfMemoryVerdict::FromStatus(
+      memory_->DescribeMappingShortage(PageCount(1), kOwner, status));
   ASSERT_TRUE(verdict.has_value()) << status;
   EXPECT_EQ(verdict->kind, ShortageKind::kMappings);
   EXPECT_EQ(verdict->requested, kPage);

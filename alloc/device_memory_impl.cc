@@ -221,23 +221,19 @@ absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
                                        std::span<const PageHandle> pages) {
   QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, PageCount(pages.size())));
   auto* const managed = static_cast<ManagedRange*>(range);
-  absl::Status status;
-  {
-    Section section(this);
-    uint64_t released = 0;
+  Section section(this);
+  uint64_t released = 0;
+  absl::Status status =
+      backing_.Remap(managed, first.value(), pages, &released);
+  if (absl::IsResourceExhausted(status) && HarvestAll()) {
     status = backing_.Remap(managed, first.value(), pages, &released);
-    if (absl::IsResourceExhausted(status) && HarvestAll()) {
-      status = backing_.Remap(managed, first.value(), pages, &released);
-    }
-    if (released > 0) {
-      Record(TraceAction::kDecommit, range, first.value(), released);
-    }
-    AfterMutation();
-    freed_.NotifyAll();
   }
-  if (!absl::IsResourceExhausted(status)) return status;
-  return OutOfMemory({range->owner(), pages.size(),
-                      CommitAttempt::Shortage::kMappings, status});
+  if (released > 0) {
+    Record(TraceAction::kDecommit, range, first.value(), released);
+  }
+  AfterMutation();
+  freed_.NotifyAll();
+  return status;
 }
 
 absl::Status DeviceMemory::Impl::Decommit(AddressRange* range, PageCount first,

@@ -260,11 +260,11 @@ Block OwnerHeap::TakeParked(Span* span) {
 }
 
 void OwnerHeap::Revive(Block block) {
-  Span* const span = block.span;
-  if (span->reclaimable()) BecomeBusy(*span);
-  --span->cooling;
-  cooling_bytes_ -= span->slot_size;
-  if (!span->large()) --states_[span->size_class].idle_slots;
+  Span* const slab = HostOf(block.span);
+  if (slab->reclaimable()) BecomeBusy(*slab);
+  --slab->cooling;
+  cooling_bytes_ -= slab->slot_size;
+  if (!slab->large()) --states_[slab->size_class].idle_slots;
   SetInherits(block, true);
 }
 
@@ -405,33 +405,37 @@ void OwnerHeap::Donate(StreamFreeList* list, const Donation& donation) {
 // ---- Giving back ------------------------------------------------------------
 
 void OwnerHeap::Cool(Block block) {
-  Span* const span = block.span;
-  ++span->cooling;
-  cooling_bytes_ += span->slot_size;
-  if (!span->large()) ++states_[span->size_class].idle_slots;
-  if (span->reclaimable()) BecomeIdle(*span);
+  Span* const slab = HostOf(block.span);
+  ++slab->cooling;
+  cooling_bytes_ += slab->slot_size;
+  if (!slab->large()) ++states_[slab->size_class].idle_slots;
+  if (slab->reclaimable()) BecomeIdle(*slab);
 }
 
 void OwnerHeap::Free(Block block) {
-  Span* const span = block.span;
-  if (span->large()) {
-    Park(span);
+  if (block.span->large()) {
+    Park(block.span);
     return;
   }
-  ClassState& state = states_[span->size_class];
-  free_bytes_ += span->slot_size;
-  span->free_slots.Put(block.slot);
+  Span* const slab = HostOf(block.span);
+  ClassState& state = states_[slab->size_class];
+  free_bytes_ += slab->slot_size;
+  slab->free_slots.Put(block.slot);
   ++state.idle_slots;
-  if (span->list_position == SIZE_MAX) AddPartial(span);
-  if (span->reclaimable()) BecomeIdle(*span);
-  if (span->out() > 0) return;
-  free_pages_ += span->whole_pages;
+  if (slab->list_position == SIZE_MAX) AddPartial(slab);
+  if (slab->reclaimable()) BecomeIdle(*slab);
+  if (slab != block.span) {
+    block.span->free_slots.Put(block.slot);
+    if (block.span->out() == 0) DropGuest(block.span);
+  }
+  if (slab->out() > 0) return;
+  free_pages_ += slab->whole_pages;
   if (++state.empty_slabs > 1) {
-    DropSlab(span);
-    SetLarge(span, RoomOf(*span));
-    Park(span);
+    DropSlab(slab);
+    SetLarge(slab, RoomOf(*slab));
+    Park(slab);
   } else {
-    MoveToFront(span);
+    MoveToFront(slab);
   }
 }
 
@@ -529,6 +533,11 @@ absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
   if (spans_->Find(span.address()) != &span) {
     return broken("not found by its address");
   }
+  if (span.host != nullptr) {
+    ++sums->guests;
+    return CheckGuest(span);
+  }
+  sums->hosted += span.guests;
   const uint64_t slots = span.whole_pages + (span.head.none() ? 0 : 1) +
                          (span.tail.none() ? 0 : 1);
   if (memory_->CommittedPages(span.range, PageCount(0), span.range->pages()) !=
@@ -601,7 +610,8 @@ absl::Status OwnerHeap::CheckInvariants() const {
         {"slack at the ends of slabs", sums.slack, slab_slack_bytes_},
         {"slabs", sums.slabs, slabs_},
         {"reclaimable pages", sums.reclaimable, reclaimable_pages_},
-        {"free pages", sums.free_pages, free_pages_}}) {
+        {"free pages", sums.free_pages, free_pages_},
+        {"guests of slabs", sums.guests, sums.hosted}}) {
     if (walked == kept) continue;
     return absl::InternalError(absl::StrFormat(
         "heap of owner %u: %s is %u by walking the spans, %u by the accounts",

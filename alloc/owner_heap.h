@@ -28,6 +28,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -42,6 +43,7 @@
 #include "alloc/span_table.h"
 #include "alloc/stream_free_list.h"
 #include "quire/alloc/allocator.h"
+#include "quire/alloc/compaction.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/units.h"
@@ -160,6 +162,28 @@ class OwnerHeap {
   // Frees the ends of released ranges whose fences have completed.
   void PollEndings();
 
+  // ---- owner_heap_relocate.cc ----
+  struct Move {
+    Block from;
+    Block to;  // held
+  };
+  // Empties slabs, those with the fewest slots first, whose blocks may all be
+  // moved and fit into fuller slabs of their class. What is left of a class, if
+  // it is much less than a page, goes to a slab of just that size.
+  std::vector<Move> PlanRelocation(
+      const RelocationLimits& limits,
+      const std::function<bool(Block)>& is_movable);
+
+  // ---- owner_heap_mesh.cc ----
+  // Lays slabs of slots of at least `smallest_slot` bytes over each other, so
+  // that fewer pages hold what is live. Copies on `stream`, and waits for it.
+  // What fails on the way is left as it is: an error means that the rest was
+  // not tried, and kDataLoss that memory was lost (DeviceMemory::Remap).
+  // REQUIRES: nothing uses the memory.
+  absl::Status Mesh(Bytes smallest_slot, StreamId stream,
+                    const std::function<bool(Block)>& is_pinned,
+                    CompactionReport* report);
+
   // Checks itself and its spans, which it adds up.
   absl::Status CheckInvariants() const;
 
@@ -185,6 +209,8 @@ class OwnerHeap {
     uint64_t slabs = 0;
     uint64_t reclaimable = 0;
     uint64_t free_pages = 0;
+    uint64_t guests = 0;
+    uint64_t hosted = 0;
     std::vector<uint64_t> idle_slots;
     std::vector<uint64_t> empty_slabs;
     std::vector<uint64_t> slabs_of;
@@ -225,6 +251,40 @@ class OwnerHeap {
   void AddPartial(Span* slab);
   void RemovePartial(Span* slab);
   void MoveToFront(Span* slab);
+  struct Occupant {
+    Span* slab;  // no guest
+    std::vector<Block> blocks;
+    bool movable = true;  // all of them
+  };
+  std::vector<Occupant> FindOccupants(
+      int size_class, const std::function<bool(Block)>& is_movable) const;
+  // Where the blocks of the others go; *occupants: those others, which can all
+  // be emptied.
+  std::vector<Span*> ChooseTargets(int size_class,
+                                   std::vector<Occupant>* occupants);
+  // A slab of just so many slots, in seam pages; null where it does not pay.
+  Span* AddRemainder(int size_class, uint64_t slots);
+  static Span* HostOf(Span* span) {
+    return span->host != nullptr ? span->host : span;
+  }
+  // A slab, and what was laid over it before.
+  struct MeshMember {
+    Span* span;
+    std::vector<Span*> guests;
+  };
+  std::vector<MeshMember> FindMeshMembers(
+      int size_class, const std::function<bool(Block)>& is_pinned) const;
+  absl::Status MeshGroup(const std::vector<const MeshMember*>& group,
+                         StreamId stream, CompactionReport* report);
+  absl::Status CopyLive(const Span& from, const Span& to, StreamId stream,
+                        CompactionReport* report) const;
+  // The addresses of the member lie over the pages of `to`, or none of them
+  // does.
+  absl::Status RemapMember(const MeshMember& member, const Span& to);
+  // So does the slab's place in the accounts.
+  void BecomeGuest(const MeshMember& member, Span* host);
+  void DropGuest(Span* guest);
+  absl::Status CheckGuest(const Span& span) const;
   absl::Status CheckSpan(const Span& span, Sums* sums) const;
 
   const OwnerId owner_;

@@ -53,6 +53,12 @@ struct Span {
   // thread, or cool.
   SlotMap free_slots;
   uint32_t cooling = 0;  // slots, or 1 for a large allocation
+  // A guest was laid over another slab, its host (mesh): the pages are the
+  // host's, whose map counts the slots of all its guests as taken. A guest's
+  // own map has only its own; it hands out no slot any more, and goes with its
+  // last one.
+  Span* host = nullptr;
+  uint32_t guests = 0;  // of a host
   // Where the slab stands in its class's list; SIZE_MAX: not in it.
   size_t list_position = SIZE_MAX;
   // The batch of frees that a cooling large allocation belongs to, on the
@@ -72,6 +78,7 @@ struct Span {
   bool large() const { return size_class == kLargeClass; }
   bool has_seams() const { return !head.none() || !tail.none(); }
 
+  // ---- Of a guest, ask its host. ----
   // Slots that are not free in the slab.
   uint32_t out() const { return slot_count - free_slots.free_count(); }
   // No use of any slot is left.

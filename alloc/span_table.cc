@@ -63,6 +63,8 @@ Span* SpanTable::Add(AddressRange* range) {
   span->tail = SeamPiece();
   span->whole_pages = 0;
   span->cooling = 0;
+  span->host = nullptr;
+  span->guests = 0;
   span->list_position = SIZE_MAX;
   span->records = &span->large_record;
   span->large_record.store(SlotRecord());

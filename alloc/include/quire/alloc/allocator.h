@@ -28,11 +28,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quire/alloc/compaction.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/event_trace.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
+
+class QuiescentSection;
 
 // What CUDA guarantees for cudaMalloc and what kernels rely on.
 inline constexpr Bytes kDefaultAlignment{256};
@@ -45,6 +48,9 @@ struct AllocateOptions {
   OwnerId owner = kUnnamedOwner;
   // 1 to any power of two; below kDefaultAlignment it is raised to that.
   Bytes alignment = kDefaultAlignment;
+  // A relocation pass may move it. Its free is slower, since the allocator
+  // keeps a record of it.
+  bool movable = false;
 };
 
 // What is known of one live allocation.
@@ -96,6 +102,8 @@ struct DeviceAllocatorOptions {
   // Told of allocations, frees and failures; null: nobody. Outlives the
   // allocator.
   EventTrace* trace = nullptr;
+  // Told of compactions; null: nobody. Outlives the allocator.
+  CompactionListener* listener = nullptr;
   // Slots of slabs are handed out in random order: this one.
   uint64_t seed = 1;
   // What was freed on one stream and not used there again gathers until it
@@ -145,6 +153,31 @@ class DeviceAllocator {
   // gives them on to the driver.
   Bytes Trim(Bytes keep = Bytes(0));
 
+  // Lays slabs whose live slots do not overlap into one physical page and gives
+  // the other pages back to the pool. No pointer changes. Copies what is live,
+  // on a stream of its own, and returns when that is done; what threads freed
+  // on streams that are not done yet stays where it is. `section` covers memory
+  // that was allocated since it began, too. Errors: kFailedPrecondition where
+  // the section is not open on this memory; the driver's, after which what was
+  // not done is as it was.
+  absl::StatusOr<CompactionReport> Mesh(const QuiescentSection& section,
+                                        const MeshOptions& options = {});
+
+  // Chooses movable allocations that stand in the way of getting pages back,
+  // and places for them. Errors: kFailedPrecondition where the section is not
+  // open on this memory, or another pass is. See RelocationPass.
+  absl::StatusOr<RelocationPass> BeginRelocation(
+      const QuiescentSection& section, const RelocationLimits& limits = {});
+  // What the policy decides: trims, and meshes.
+  absl::StatusOr<CompactionReport> Compact(const QuiescentSection& section,
+                                           CompactionPolicy* policy);
+  // A pinned allocation keeps its address and its physical pages: it is neither
+  // moved nor meshed. Pins count. For memory that is registered with others
+  // (NCCL, RDMA, another process). Errors as Free; Unpin of what is not pinned
+  // is kFailedPrecondition.
+  absl::Status Pin(DeviceAddress address);
+  absl::Status Unpin(DeviceAddress address);
+
   AllocatorStatistics GetStatistics() const;
   // An Allocate of so much, of the default alignment, would succeed now for the
   // owner, everything reclaimable reclaimed and every cooling page waited for.
@@ -154,6 +187,7 @@ class DeviceAllocator {
   absl::Status CheckInvariants() const;
 
  private:
+  friend class RelocationPass;
   class Impl;
   explicit DeviceAllocator(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -253,8 +253,10 @@ class DeviceMemory {
   // uses the memory of these slots before the call has returned, and has copied
   // what it wants to keep. A page that no slot has any more is free. All or
   // nothing, except that slots are quarantined where the driver cannot put back
-  // what it took away (kDataLoss). Errors: as for CommitPages, and
-  // kFailedPrecondition for slots that are not live.
+  // what it took away (kDataLoss). Asks no reclaimer and waits for nothing, so
+  // that it may be called under a lock that a reclaimer takes. Errors: as for
+  // CommitPages, and kFailedPrecondition for slots that are not live;
+  // kResourceExhausted is one of mappings, the driver's, without a verdict.
   absl::Status Remap(AddressRange* range, PageCount first,
                      std::span<const PageHandle> pages);
   absl::Status Remap(AddressRange* range, PageCount slot, PageHandle page) {

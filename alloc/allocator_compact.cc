@@ -1,0 +1,154 @@
+#include <limits>
+#include <vector>
+
+#include "alloc/allocator_impl.h"
+#include "alloc/compaction_timer.h"
+#include "quire/alloc/compaction.h"
+#include "quire/alloc/quiescent.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
+    const QuiescentSection& section, const MeshOptions& options) {
+  QUIRE_RETURN_IF_ERROR(section.CheckOpen(*memory_, "mesh"));
+  QUIRE_RETURN_IF_ERROR(table_error_);
+  Driver* const driver = memory_->driver();
+  QUIRE_ASSIGN_OR_RETURN(const StreamId stream,
+                         driver->CreateStream(memory_->device()));
+  if (options_.listener != nullptr) {
+    options_.listener->BeforeCompaction(CompactionLevel::kMesh);
+  }
+  CompactionReport report;
+  const CompactionTimer timer(*driver);
+  absl::Status status;
+  {
+    MutexLock lock(&mutex_);
+    Collect();
+    const auto is_pinned = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                               mutex_) { return IsPinned(block); };
+    for (const auto& heap : heaps_) {
+      if (options.owner && heap->owner() != *options.owner) continue;
+      status = heap->Mesh(options.smallest_slot, stream, is_pinned, &report);
+      if (!status.ok()) break;
+    }
+    // Copies of a pass that failed may be on their way.
+    (void)driver->SynchronizeStream(stream);
+    CheckAfterMutation();
+  }
+  (void)driver->DestroyStream(stream);
+  timer.Report(&report);
+  if (options_.listener != nullptr) {
+    options_.listener->AfterCompaction(CompactionLevel::kMesh, report);
+  }
+  if (absl::IsResourceExhausted(status)) {
+    return memory_->DescribeMappingShortage(
+        PageCount(1), options.owner.value_or(kUnnamedOwner), status);
+  }
+  QUIRE_RETURN_IF_ERROR(status);
+  return report;
+}
+
+absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Compact(
+    const QuiescentSection& section, CompactionPolicy* policy) {
+  QUIRE_RETURN_IF_ERROR(section.CheckOpen(*memory_, "compact"));
+  QUIRE_RETURN_IF_ERROR(table_error_);
+  const DeviceMemoryStatistics pool = memory_->GetStatistics();
+  const auto now = std::chrono::steady_clock::now();
+  CompactionFacts facts;
+  facts.pool_limit = pool.limit;
+  facts.pool_in_use = pool.in_use;
+  {
+    MutexLock lock(&mutex_);
+    Collect();
+    for (const auto& heap : heaps_) {
+      const HeapAccounts accounts = heap->accounts();
+      facts.mapped = Bytes(facts.mapped.value() + accounts.mapped_bytes);
+      facts.live = Bytes(facts.live.value() + accounts.held_bytes);
+      facts.cached = Bytes(facts.cached.value() + accounts.free_bytes);
+      facts.pinned = Bytes(facts.pinned.value() + heap->pinned_bytes());
+    }
+    facts.failed_allocations = failed_allocations_ - failures_at_compaction_;
+    facts.seconds_since_last =
+        last_compaction_
+            ? std::chrono::duration<double>(now - *last_compaction_).count()
+            : std::numeric_limits<double>::infinity();
+  }
+  const std::vector<CompactionLevel> levels = policy->Decide(facts);
+  CompactionReport sum;
+  const CompactionTimer timer(*memory_->driver());
+  for (const CompactionLevel level : levels) {
+    CompactionReport report;
+    if (level == CompactionLevel::kMesh) {
+      QUIRE_ASSIGN_OR_RETURN(report, Mesh(section, {}));
+    } else if (level == CompactionLevel::kTrim) {
+      report = TrimToDriver();
+    }
+    sum.moves += report.moves;
+    sum.bytes_moved =
+        Bytes(sum.bytes_moved.value() + report.bytes_moved.value());
+    sum.pages_freed =
+        PageCount(sum.pages_freed.value() + report.pages_freed.value());
+  }
+  timer.Report(&sum);
+  if (!levels.empty()) {
+    MutexLock lock(&mutex_);
+    last_compaction_ = now;
+    failures_at_compaction_ = failed_allocations_;
+  }
+  return sum;
+}
+
+CompactionReport DeviceAllocator::Impl::TrimToDriver() {
+  if (options_.listener != nullptr) {
+    options_.listener->BeforeCompaction(CompactionLevel::kTrim);
+  }
+  CompactionReport report;
+  const CompactionTimer timer(*memory_->driver());
+  Trim(Bytes(0));
+  report.pages_freed = memory_->Trim(PageCount(0));
+  timer.Report(&report);
+  if (options_.listener != nullptr) {
+    options_.listener->AfterCompaction(CompactionLevel::kTrim, report);
+  }
+  return report;
+}
+
+const char* CompactionLevelName(CompactionLevel level) {
+  switch (level) {
+    case CompactionLevel::kTrim:
+      return "trim";
+    case CompactionLevel::kMesh:
+      return "mesh";
+    case CompactionLevel::kRelocation:
+      return "relocation";
+    case CompactionLevel::kSleep:
+      return "sleep";
+  }
+  return "unknown";
+}
+
+std::vector<CompactionLevel> ThresholdPolicy::Decide(
+    const CompactionFacts& facts) {
+  const auto beyond = [](Bytes part, double share, Bytes whole) {
+    return static_cast<double>(part.value()) >
+           share * static_cast<double>(whole.value());
+  };
+  const bool failed = facts.failed_allocations > 0;
+  if (!failed && facts.seconds_since_last < thresholds_.least_interval) {
+    return {};
+  }
+  if (!failed &&
+      !beyond(facts.pool_in_use, thresholds_.pool_in_use, facts.pool_limit)) {
+    return {};
+  }
+  // What mesh frees goes to the pool's cache, so it comes first.
+  std::vector<CompactionLevel> levels;
+  if (beyond(facts.pinned, thresholds_.pinned, facts.mapped)) {
+    levels.push_back(CompactionLevel::kMesh);
+  }
+  levels.push_back(CompactionLevel::kTrim);
+  return levels;
+}
+
+}  // namespace quire

@@ -1,0 +1,219 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "alloc/mesh_planner.h"
+#include "alloc/owner_heap.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+absl::Status OwnerHeap::Mesh(Bytes smallest_slot, StreamId stream,
+                             const std::function<bool(Block)>& is_pinned,
+                             CompactionReport* report) {
+  for (int i = 0; i < classes_.count(); ++i) {
+    if (classes_.slot_size(i) < smallest_slot) continue;
+    std::vector<MeshMember> members = FindMeshMembers(i, is_pinned);
+    std::vector<LiveMask> masks;
+    for (const MeshMember& member : members) {
+      const SlotMap& free = member.span->free_slots;
+      LiveMask& mask = masks.emplace_back((free.size() + 63) / 64);
+      for (uint32_t slot = 0; slot < free.size(); ++slot) {
+        if (!free.IsFree(slot)) mask[slot / 64] |= uint64_t{1} << (slot % 64);
+      }
+    }
+    for (const std::vector<uint32_t>& plan : PlanMesh(masks, order_.Next())) {
+      std::vector<const MeshMember*> group;
+      for (const uint32_t index : plan) group.push_back(&members[index]);
+      QUIRE_RETURN_IF_ERROR(MeshGroup(group, stream, report));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Slabs of whole pages, of equal numbers, that are neither full nor empty. What
+// cools may still be written to by a stream that nobody declared, so its slab
+// stays where it is.
+std::vector<OwnerHeap::MeshMember> OwnerHeap::FindMeshMembers(
+    int size_class, const std::function<bool(Block)>& is_pinned) const {
+  std::map<Span*, std::vector<Span*>> members;
+  std::set<Span*> pinned;
+  for (Span* const span : spans_->spans()) {
+    if (span == nullptr || span->heap != this || span->large() ||
+        span->size_class != size_class) {
+      continue;
+    }
+    Span* const host = HostOf(span);
+    if (host->has_seams() || host->cooling > 0 || host->out() == 0 ||
+        host->free_slots.free_count() == 0 ||
+        host->slot_count != classes_.slots_per_slab(size_class)) {
+      continue;
+    }
+    for (uint32_t i = 0; i < span->slot_count; ++i) {
+      if (!span->free_slots.IsFree(i) && is_pinned({span, i})) {
+        pinned.insert(host);
+      }
+    }
+    std::vector<Span*>& guests = members[host];
+    if (span != host) guests.push_back(span);
+  }
+  std::vector<MeshMember> result;
+  for (auto& [span, guests] : members) {
+    if (!pinned.contains(span)) result.push_back({span, std::move(guests)});
+  }
+  // By address, so that the plan does not depend on where records lie.
+  std::sort(result.begin(), result.end(),
+            [](const MeshMember& a, const MeshMember& b) {
+              return a.span->base < b.span->base;
+            });
+  return result;
+}
+
+absl::Status OwnerHeap::MeshGroup(const std::vector<const MeshMember*>& group,
+                                  StreamId stream, CompactionReport* report) {
+  // The one with the most to copy stays where it is.
+  const MeshMember* const host = *std::max_element(
+      group.begin(), group.end(), [](const MeshMember* a, const MeshMember* b) {
+        return a->span->out() < b->span->out();
+      });
+  // Nothing is changed until everything has been copied.
+  for (const MeshMember* const member : group) {
+    if (member == host) continue;
+    QUIRE_RETURN_IF_ERROR(CopyLive(*member->span, *host->span, stream, report));
+  }
+  QUIRE_RETURN_IF_ERROR(memory_->driver()->SynchronizeStream(stream));
+  for (const MeshMember* const member : group) {
+    if (member == host) continue;
+    QUIRE_RETURN_IF_ERROR(RemapMember(*member, *host->span));
+    report->pages_freed =
+        PageCount(report->pages_freed.value() + member->span->whole_pages);
+    BecomeGuest(*member, host->span);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OwnerHeap::RemapMember(const MeshMember& member, const Span& to) {
+  const auto pages_of = [this](const Span& span) {
+    std::vector<PageHandle> pages;
+    for (uint64_t i = 0; i < span.whole_pages; ++i) {
+      pages.push_back(memory_->PageAt(span.range, PageCount(i)));
+    }
+    return pages;
+  };
+  // The slab last: while it has its pages they are to be had again.
+  std::vector<Span*> spans = member.guests;
+  spans.push_back(member.span);
+  const std::vector<PageHandle> from_pages = pages_of(*member.span);
+  const std::vector<PageHandle> to_pages = pages_of(to);
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const absl::Status status =
+        memory_->Remap(spans[i]->range, PageCount(0), to_pages);
+    if (status.ok()) continue;
+    for (size_t done = 0; done < i; ++done) {
+      QUIRE_RETURN_IF_ERROR(
+          memory_->Remap(spans[done]->range, PageCount(0), from_pages));
+    }
+    return status;
+  }
+  return absl::OkStatus();
+}
+
+// Whatever of the slots of `from` is not free, guests included: they lie on its
+// pages.
+absl::Status OwnerHeap::CopyLive(const Span& from, const Span& to,
+                                 StreamId stream,
+                                 CompactionReport* report) const {
+  for (uint32_t i = 0; i < from.slot_count; ++i) {
+    if (from.free_slots.IsFree(i)) continue;
+    const uint64_t offset = i * from.slot_size;
+    QUIRE_RETURN_IF_ERROR(memory_->driver()->CopyOnDevice(
+        DeviceAddress(to.base + offset), DeviceAddress(from.base + offset),
+        Bytes(from.slot_size), stream));
+    ++report->moves;
+    report->bytes_moved = Bytes(report->bytes_moved.value() + from.slot_size);
+  }
+  return absl::OkStatus();
+}
+
+void OwnerHeap::BecomeGuest(const MeshMember& member, Span* host) {
+  Span* const slab = member.span;
+  ClassState& state = states_[slab->size_class];
+  const uint64_t slot_size = slab->slot_size;
+  span_bytes_ -= slab->capacity();
+  free_bytes_ -= slab->free_slots.free_count() * slot_size;
+  slab_slack_bytes_ -= RoomOf(*slab) - slab->capacity();
+  state.idle_slots -= slab->free_slots.free_count();
+  --slabs_;
+  --state.slabs;
+  RemovePartial(slab);
+  const uint64_t before = MappedPages();
+  span_pages_ -= slab->whole_pages;
+  slab->whole_pages = 0;
+  CountMapped(before);
+
+  for (uint32_t i = 0; i < slab->slot_count; ++i) {
+    if (!slab->free_slots.IsFree(i)) host->free_slots.TakeThis(i);
+  }
+  free_bytes_ -= slab->out() * slot_size;
+  state.idle_slots -= slab->out();
+  if (host->free_slots.free_count() == 0) RemovePartial(host);
+
+  for (Span* const guest : member.guests) {
+    for (uint32_t i = 0; i < guest->slot_count; ++i) {
+      if (!guest->free_slots.IsFree(i)) slab->free_slots.Put(i);
+    }
+    guest->host = host;
+    ++host->guests;
+  }
+  slab->guests = 0;
+  slab->host = host;
+  ++host->guests;
+  // It may have had nothing but guests.
+  if (slab->out() == 0) DropGuest(slab);
+}
+
+void OwnerHeap::DropGuest(Span* guest) {
+  AddressRange* const range = guest->range;
+  --guest->host->guests;
+  guest->host = nullptr;
+  spans_->Remove(guest);
+  memory_->ReleaseRange(range, Fence());
+}
+
+absl::Status OwnerHeap::CheckGuest(const Span& span) const {
+  const auto broken = [&span](const char* what) {
+    return absl::InternalError(
+        absl::StrFormat("guest at %#x: %s", span.base, what));
+  };
+  const Span& host = *span.host;
+  if (host.host != nullptr || host.guests == 0 || host.heap != this ||
+      host.slot_count != span.slot_count || host.slot_size != span.slot_size) {
+    return broken("its host is none");
+  }
+  if (span.out() == 0 || span.cooling > 0 || span.whole_pages > 0 ||
+      span.list_position != SIZE_MAX) {
+    return broken("has nothing, or what only a host has");
+  }
+  for (uint32_t i = 0; i < span.slot_count; ++i) {
+    const bool held = !span.free_slots.IsFree(i);
+    if (held && host.free_slots.IsFree(i)) {
+      return broken("holds a slot that is free in its host");
+    }
+    if (!held && span.records[i].load().use() == SlotUse::kLive) {
+      return broken("a slot is live that it does not hold");
+    }
+  }
+  if (memory_->PageAt(span.range, PageCount(0)) !=
+      memory_->PageAt(host.range, PageCount(0))) {
+    return broken("lies on other pages than its host");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire
