@@ -49,8 +49,12 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
   if (!table_error_.ok()) return Fail(request, table_error_);
   const std::optional<int> size_class =
       classes_.ClassFor(size, request.alignment);
+  const auto allocate = [&] {
+    return size_class ? AllocateSmall(*size_class, request)
+                      : AllocateLarge(request);
+  };
   absl::StatusOr<DeviceAddress> address =
-      size_class ? AllocateSmall(*size_class, request) : AllocateLarge(request);
+      WithOutOfMemoryHooks(memory_, allocate);
   if (!address.ok()) return Fail(request, address.status());
   return address;
 }

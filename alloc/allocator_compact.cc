@@ -23,6 +23,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
   const CompactionTimer timer(*driver);
   absl::Status status;
   {
+    const HookDeferral deferral(memory_);
     MutexLock lock(&mutex_);
     Collect();
     const auto is_pinned = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
@@ -59,6 +60,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Compact(
   facts.pool_limit = pool.limit;
   facts.pool_in_use = pool.in_use;
   {
+    const HookDeferral deferral(memory_);
     MutexLock lock(&mutex_);
     Collect();
     for (const auto& heap : heaps_) {

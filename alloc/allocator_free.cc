@@ -9,6 +9,7 @@ namespace quire {
 
 absl::Status DeviceAllocator::Impl::FreeSlow(DeviceAddress address,
                                              StreamId stream) {
+  const HookDeferral deferral(memory_);
   OwnerHeap* heap = nullptr;
   {
     MutexLock lock(&mutex_);

@@ -16,9 +16,10 @@
 //
 // One lock guards everything but the caches. Under it no fence is waited for,
 // no reclaimer asked and no hook called: pages are gathered before it is taken
-// (DeviceMemory::Gather may call Reclaim, which takes it). Mapping, recording
-// an event and unmapping happen under it; all edit tables or queue work. The
-// lock of DeviceMemory is inside this one.
+// (DeviceMemory::Gather may call Reclaim, which takes it), and hooks are held
+// back until it is released (HookDeferral). Mapping, recording an event and
+// unmapping happen under it; all edit tables or queue work. The lock of
+// DeviceMemory is inside this one.
 
 #ifndef QUIRE_ALLOC_ALLOCATOR_IMPL_H_
 #define QUIRE_ALLOC_ALLOCATOR_IMPL_H_

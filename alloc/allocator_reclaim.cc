@@ -43,6 +43,7 @@ void DeviceAllocator::Impl::ReturnSlots(
 }
 
 void DeviceAllocator::Impl::TakeCacheBack(ThreadCache* cache) {
+  const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   UpdatePeak();
   std::vector<CachedSlot> slots;
@@ -121,6 +122,7 @@ uint64_t DeviceAllocator::Impl::ReleaseFree(uint64_t wanted, OwnerHeap* first) {
 }
 
 PageCount DeviceAllocator::Impl::Reclaim(PageCount wanted) {
+  const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   FlushCaches();
   Poll();
@@ -130,6 +132,7 @@ PageCount DeviceAllocator::Impl::Reclaim(PageCount wanted) {
 }
 
 PageCount DeviceAllocator::Impl::ReclaimCooling(PageCount wanted) {
+  const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   FlushCaches();
   const uint64_t given = ReleaseCooling(
@@ -140,6 +143,7 @@ PageCount DeviceAllocator::Impl::ReclaimCooling(PageCount wanted) {
 
 PageCount DeviceAllocator::Impl::ReclaimFrom(OwnerId owner, PageCount wanted,
                                              bool cooling) {
+  const HookDeferral deferral(memory_);
   const OwnerRegistry& owners = *memory_->owners();
   const auto is_within = [&](const OwnerHeap& heap) {
     return owners.IsWithin(heap.owner(), owner);
@@ -176,6 +180,7 @@ uint64_t DeviceAllocator::Impl::ReleaseCooling(uint64_t wanted,
 }
 
 PageCount DeviceAllocator::Impl::Reclaimable() const {
+  const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   FlushCaches();
   uint64_t pages = 0;
@@ -282,6 +287,7 @@ std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(const Span* slab) {
 }
 
 Bytes DeviceAllocator::Impl::Trim(Bytes keep) {
+  const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   FlushCaches();
   Poll();
@@ -312,6 +318,7 @@ DeviceAllocator::Impl::~Impl() {
   }
   memory_->RemoveReclaimer(this);
   if (spans_ == nullptr) return;
+  const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   FlushCaches();
   std::vector<StreamId> streams;

@@ -140,6 +140,7 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
   // What is left of several classes may need a page to meet on. Without it the
   // pass does less.
   (void)memory_->Prepare(PageCount(1));
+  const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   Collect();
   const auto is_movable = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
@@ -166,6 +167,7 @@ CompactionReport DeviceAllocator::Impl::FinishMoves(
     const std::vector<RelocationMove>& moves,
     const std::vector<MoveAction>& actions) {
   CompactionReport report;
+  const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   const uint64_t before = mapped_.bytes;
   for (size_t i = 0; i < moves.size(); ++i) {

@@ -30,7 +30,8 @@ TEST_P(SizeClassesTest, GrowAndEndAtHalfAPageOrOneMiB) {
     EXPECT_LT(classes_.slot_size(i - 1), classes_.slot_size(i));
   }
   EXPECT_EQ(classes_.slot_size(0), Bytes(256));
-  EXPECT_EQ(classes_.largest().value(), std::min(GetParam().value() / 2, MiB(1).value()));
+  EXPECT_EQ(classes_.largest().value(),
+            std::min(GetParam().value() / 2, MiB(1).value()));
 }
 
 TEST_P(SizeClassesTest, WasteAtMostAnEighthForEverySize) {
