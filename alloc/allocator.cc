@@ -12,8 +12,8 @@ namespace {
 // The most that one thread keeps for one stream and owner: a part of the pool,
 // and never more than the second figure. All of it is to be had back whenever
 // memory is short.
-constexpr uint64_t kCachedPartOfPool = 16;
-constexpr Bytes kMostCached = GiB(1);
+constexpr uint64_t kCachedPartOfPool = 4;
+constexpr Bytes kMostCached = GiB(4);
 
 std::atomic<uint64_t> allocators_made{0};
 

@@ -77,7 +77,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
       block = TakeSlot(heap, size_class, request);
     }
     if (!block) block = heap->TakeSlotOfNewSlab(size_class);
-    if (!block && FlushCaches()) {
+    if (!block && FlushCachesNowAndThen()) {
       CloseBatches();
       Poll();
       block = TakeSlot(heap, size_class, request);
@@ -108,7 +108,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
     if (!absl::IsResourceExhausted(address.status())) return address;
     {
       MutexLock lock(&mutex_);
-      Collect();
+      Collect(Flush::kAlways);
       if (const auto block = TakeAnyRoom(heap, size_class, request)) {
         return Publish(*block, request);
       }
@@ -307,7 +307,7 @@ std::optional<Block> DeviceAllocator::Impl::TakePartOfOwnRange(
 uint64_t DeviceAllocator::Impl::Recycle(uint64_t wanted, OwnerHeap* heap) {
   uint64_t prepared = memory_->Harvest().value();
   if (prepared >= wanted) return prepared;
-  Collect();
+  Collect(Flush::kNowAndThen);
   ReleaseFree(wanted - prepared, heap);
   return memory_->Harvest().value();
 }

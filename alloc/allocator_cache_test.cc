@@ -122,7 +122,8 @@ TEST_F(AllocatorCacheTest, StreamsThatComeAndGoLeaveNoCaches) {
     const DeviceAddress address = Allocate(512, stream);
     Free(address, stream);
     EXPECT_EQ(driver_->DestroyStream(stream), absl::OkStatus());
-    ASSERT_LE(Statistics().mapped_bytes, 2 * kPageBytes) << i;
+    // A thread has a few caches, each of a few slots.
+    ASSERT_LE(Statistics().mapped_bytes, 8 * kPageBytes) << i;
   }
   // More streams than a slot's record can tell apart: all are waited for at the
   // end, and found where they can be.

@@ -25,7 +25,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
   {
     const HookDeferral deferral(memory_);
     MutexLock lock(&mutex_);
-    Collect();
+    Collect(Flush::kAlways);
     const auto is_pinned = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
                                mutex_) { return IsPinned(block); };
     for (const auto& heap : heaps_) {
@@ -62,7 +62,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Compact(
   {
     const HookDeferral deferral(memory_);
     MutexLock lock(&mutex_);
-    Collect();
+    Collect(Flush::kAlways);
     for (const auto& heap : heaps_) {
       const HeapAccounts accounts = heap->accounts();
       facts.mapped = Bytes(facts.mapped.value() + accounts.mapped_bytes);

@@ -225,6 +225,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // What threads have cached goes to the heaps, where it is free for everybody
   // or cools. Returns whether there was anything.
   bool FlushCaches() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same where that is cheap beside the pages that were made since the last
+  // time: threads that grow must not empty each other's caches for every page.
+  bool FlushCachesNowAndThen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t CachedByThreads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReturnSlots(const ThreadCache& cache,
                    const std::vector<CachedSlot>& slots) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -232,8 +236,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   void CloseBatches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees what has cooled, without blocking.
   void Poll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // All that was freed, as far as it can be known without waiting.
-  void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All that was freed, as far as it can be known without waiting; of what
+  // threads have cached `now_and_then` or always.
+  enum class Flush { kAlways, kNowAndThen };
+  void Collect(Flush flush) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether waiting can free a slot of this class or a larger one: one cools on
   // a stream that the driver can still speak for.
   bool CanAwaitSlot(const OwnerHeap& heap, int least) const
@@ -317,6 +323,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_GUARDED_BY(mutex_);
   uint64_t failed_allocations_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable int64_t peak_requested_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of all heaps at the last flush of the caches.
+  mutable uint64_t mapped_at_flush_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

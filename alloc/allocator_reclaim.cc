@@ -4,14 +4,21 @@
 #include "alloc/allocator_impl.h"
 
 namespace quire {
+namespace {
+
+// Before a page is made, caches are emptied if they hold less than so many times
+// what was made since the last time: the footprint is then at most a 64th of
+// them above what it would be.
+constexpr uint64_t kCachedPerByteMade = 64;
+
+}  // namespace
 
 // ---- The caches of threads --------------------------------------------------
 
 // The state is the same before and after, but for the place of free slots.
 bool DeviceAllocator::Impl::FlushCaches() const {
-  uint64_t cached = 0;
-  for (const auto& cache : caches_) cached += cache->cached_bytes();
-  if (cached == 0) return false;
+  mapped_at_flush_ = mapped_.bytes;
+  if (CachedByThreads() == 0) return false;
   StopCaches(caches_);
   std::vector<CachedSlot> slots;
   for (const auto& cache : caches_) {
@@ -21,6 +28,19 @@ bool DeviceAllocator::Impl::FlushCaches() const {
   }
   ResumeCaches(caches_);
   return true;
+}
+
+bool DeviceAllocator::Impl::FlushCachesNowAndThen() const {
+  const uint64_t made =
+      mapped_.bytes - std::min(mapped_.bytes, mapped_at_flush_);
+  if (made < CachedByThreads() / kCachedPerByteMade) return false;
+  return FlushCaches();
+}
+
+uint64_t DeviceAllocator::Impl::CachedByThreads() const {
+  uint64_t cached = 0;
+  for (const auto& cache : caches_) cached += cache->cached_bytes();
+  return cached;
 }
 
 void DeviceAllocator::Impl::ReturnSlots(
@@ -86,8 +106,12 @@ void DeviceAllocator::Impl::Poll() {
   for (const auto& heap : heaps_) heap->DropEmptyFreeLists();
 }
 
-void DeviceAllocator::Impl::Collect() {
-  FlushCaches();
+void DeviceAllocator::Impl::Collect(Flush flush) {
+  if (flush == Flush::kAlways) {
+    FlushCaches();
+  } else {
+    FlushCachesNowAndThen();
+  }
   CloseBatches();
   Poll();
 }

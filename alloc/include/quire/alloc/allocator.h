@@ -109,10 +109,10 @@ struct DeviceAllocatorOptions {
   // What was freed on one stream and not used there again gathers until it
   // comes to this much, or until others need it; then one event is recorded for
   // all of it. 0: each free records its own, and takes the lock to do so.
-  Bytes fence_batch = MiB(64);
+  Bytes fence_batch = GiB(1);
   // The most that a thread may keep, of what it freed on one stream for one
-  // owner, to have it again without a lock; default: 1 GiB, and never more than
-  // a sixteenth of the pool. Whoever is short of memory has it at once.
+  // owner, to have it again without a lock; default: 4 GiB, and never more than
+  // a quarter of the pool. Whoever is short of memory has it at once.
   std::optional<Bytes> thread_cache;
 };
 

@@ -301,11 +301,11 @@ typedef struct quire_allocator_options {
   // Small allocations are placed in random order: this one. Default 1.
   uint64_t seed;
   // What was freed on one stream and not used there again gathers up to so many
-  // bytes for one event. Default 64 MiB.
+  // bytes for one event. Default 1 GiB.
   uint64_t fence_batch;
   // The most that a thread keeps of what it freed on one stream for one owner,
-  // to have it again without a lock. Default: 1 GiB, and never more than a
-  // sixteenth of the pool. 1: nothing.
+  // to have it again without a lock. Default: 4 GiB, and never more than a
+  // quarter of the pool. 1: nothing.
   uint64_t thread_cache;
 } quire_allocator_options;
 #define QUIRE_ALLOCATOR_OPTIONS_INIT \
