@@ -323,8 +323,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_GUARDED_BY(mutex_);
   uint64_t failed_allocations_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable int64_t peak_requested_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of all heaps at the last flush of the caches.
-  mutable uint64_t mapped_at_flush_ ABSL_GUARDED_BY(mutex_) = 0;
+  // mapped_.made_bytes at the last flush of the caches.
+  mutable uint64_t made_at_flush_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -6,10 +6,10 @@
 namespace quire {
 namespace {
 
-// Before a page is made, caches are emptied if they hold less than so many times
-// what was made since the last time: the footprint is then at most a 64th of
-// them above what it would be.
-constexpr uint64_t kCachedPerByteMade = 64;
+// Before a page is made, caches are emptied if they hold less than so many
+// times what was made since the last time: the footprint is then at most a
+// 256th of them above what it would be.
+constexpr uint64_t kCachedPerByteMade = 256;
 
 }  // namespace
 
@@ -17,7 +17,7 @@ constexpr uint64_t kCachedPerByteMade = 64;
 
 // The state is the same before and after, but for the place of free slots.
 bool DeviceAllocator::Impl::FlushCaches() const {
-  mapped_at_flush_ = mapped_.bytes;
+  made_at_flush_ = mapped_.made_bytes;
   if (CachedByThreads() == 0) return false;
   StopCaches(caches_);
   std::vector<CachedSlot> slots;
@@ -31,8 +31,7 @@ bool DeviceAllocator::Impl::FlushCaches() const {
 }
 
 bool DeviceAllocator::Impl::FlushCachesNowAndThen() const {
-  const uint64_t made =
-      mapped_.bytes - std::min(mapped_.bytes, mapped_at_flush_);
+  const uint64_t made = mapped_.made_bytes - made_at_flush_;
   if (made < CachedByThreads() / kCachedPerByteMade) return false;
   return FlushCaches();
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -103,6 +104,9 @@ void OwnerHeap::DropEmptyFreeLists() {
 void OwnerHeap::CountMapped(uint64_t before) {
   // Differences may be negative; sums never are.
   total_->bytes += (MappedPages() - before) * page_bytes_;
+  if (MappedPages() > before) {
+    total_->made_bytes += (MappedPages() - before) * page_bytes_;
+  }
 }
 
 Span* OwnerHeap::AddSpan(AddressRange* range) {
@@ -447,6 +451,15 @@ void OwnerHeap::FinishCooling(Block block) {
 uint64_t OwnerHeap::ReleaseFree(uint64_t wanted) {
   const uint64_t before = MappedPages();
   const auto given = [&] { return before - MappedPages(); };
+  // Ranges that end within pages stand in the way of others that may: without
+  // them new ends fit better, and what they hold is little.
+  if (wanted > 0) {
+    std::vector<Span*> with_seams;
+    std::copy_if(parked_.spans().begin(), parked_.spans().end(),
+                 std::back_inserter(with_seams),
+                 [](const Span* span) { return span->has_seams(); });
+    for (Span* const span : with_seams) Release(span, Fence());
+  }
   while (given() < wanted && !parked_.empty()) {
     Span* const span = parked_.FindVictim((wanted - given()) * page_bytes_);
     Release(span, Fence());

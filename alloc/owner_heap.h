@@ -71,6 +71,7 @@ struct AllocationCounters {
 struct MappedTotal {
   uint64_t bytes = 0;
   uint64_t peak_bytes = 0;
+  uint64_t made_bytes = 0;  // ever
 
   void UpdatePeak() { peak_bytes = std::max(peak_bytes, bytes); }
 };
