@@ -77,6 +77,11 @@ quire_shortage ShortageOf(const OutOfMemoryVerdict& verdict) {
   shortage.device_total = verdict.device_total.value();
   shortage.cooling = verdict.cooling.value();
   shortage.held_as_slack = verdict.held_as_slack.value();
+  shortage.reserved_for_others = verdict.reserved_for_others.value();
+  if (verdict.owner_limit) {
+    shortage.owner_limit = verdict.owner_limit->limit.value();
+    shortage.owner_live = verdict.owner_limit->live.value();
+  }
   return shortage;
 }
 

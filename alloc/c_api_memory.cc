@@ -1,9 +1,10 @@
 // The C interface of a device's pool of pages.
 
-#include <vector>
-
 #include "alloc/c_api_internal.h"
+#include "quire/alloc/memory_limits.h"
 
+using quire::Bytes;
+using quire::OwnerId;
 using quire::PageCount;
 using quire::c_api::Call;
 using quire::c_api::CheckArguments;
@@ -11,7 +12,7 @@ using quire::c_api::CheckArguments;
 namespace {
 
 uint64_t ValueOf(uint64_t count) { return count; }
-uint64_t ValueOf(quire::Bytes bytes) { return bytes.value(); }
+uint64_t ValueOf(Bytes bytes) { return bytes.value(); }
 
 }  // namespace
 
@@ -47,15 +48,71 @@ quire_status quire_memory_get_statistics(
   });
 }
 
-quire_status quire_memory_get_owner_live_bytes(const quire_memory* memory,
-                                               uint32_t owner,
-                                               uint64_t* bytes) noexcept {
+quire_status quire_memory_set_limit(quire_memory* memory,
+                                    uint64_t limit) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"memory", memory}}));
+    return memory->memory->SetLimit(Bytes(limit));
+  });
+}
+
+quire_status quire_memory_limit_from_utilization(const quire_memory* memory,
+                                                 double fraction,
+                                                 uint64_t headroom,
+                                                 uint64_t* limit) noexcept {
   return Call([&]() -> absl::Status {
     QUIRE_RETURN_IF_ERROR(
-        CheckArguments({{"memory", memory}, {"bytes", bytes}}));
-    const std::vector<quire::Bytes> live = memory->memory->GetLiveByOwner();
-    *bytes = owner < live.size() ? live[owner].value() : 0;
+        CheckArguments({{"memory", memory}, {"limit", limit}}));
+    QUIRE_ASSIGN_OR_RETURN(
+        const quire::DeviceMemoryInfo info,
+        memory->memory->driver()->GetMemoryInfo(memory->memory->device()));
+    QUIRE_ASSIGN_OR_RETURN(
+        const Bytes computed,
+        quire::LimitFromUtilization(info, fraction, Bytes(headroom)));
+    *limit = computed.value();
     return absl::OkStatus();
+  });
+}
+
+quire_status quire_memory_set_owner_limits(
+    quire_memory* memory, uint32_t owner,
+    const quire_owner_limits* limits) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"memory", memory}, {"limits", limits}}));
+    QUIRE_ASSIGN_OR_RETURN(
+        const quire_owner_limits known,
+        quire::c_api::ReadOptions("quire_owner_limits", limits));
+    return memory->memory->SetOwnerLimits(
+        OwnerId(owner), {.soft = Bytes(known.soft),
+                         .hard = Bytes(known.hard),
+                         .reserved_minimum = Bytes(known.reserved_minimum)});
+  });
+}
+
+quire_status quire_memory_get_owner_statistics(
+    const quire_memory* memory, uint32_t owner,
+    quire_owner_statistics* statistics) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"memory", memory}, {"statistics", statistics}}));
+    const quire::OwnerStatistics from =
+        memory->memory->GetOwnerStatistics(OwnerId(owner));
+    quire_owner_statistics values{};
+    values.version = QUIRE_OWNER_STATISTICS_VERSION;
+    values.owner = owner;
+    values.own_live = from.own_live.value();
+    values.live = from.live.value();
+    values.peak_live = from.peak_live.value();
+    values.soft_limit = from.limits.soft.value();
+    values.hard_limit = from.limits.hard.value();
+    values.reserved_minimum = from.limits.reserved_minimum.value();
+    values.hard_room = from.hard_room.value();
+    values.allowance = from.allowance.value();
+    values.over_soft = from.over_soft.value();
+    values.over_hard = from.over_hard.value();
+    return quire::c_api::WriteResult("quire_owner_statistics", values,
+                                     statistics);
   });
 }
 

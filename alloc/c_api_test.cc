@@ -6,77 +6,18 @@
 #include <climits>
 #include <cstddef>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <thread>
-#include <vector>
+
+#include "alloc/testing/c_api_fixture.h"
 
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr uint64_t kPage = 2 << 20;
-
-// Text that the library gave, as a string.
-std::string Take(char* text) {
-  const std::string copy = text == nullptr ? "(null)" : text;
-  quire_string_free(text);
-  return copy;
-}
-
-// A software device of 64 MiB with memory behind it.
-class CApiTest : public ::testing::Test {
- protected:
-  CApiTest() {
-    quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
-    options.host_memory_per_device = 32 * kPage;
-    EXPECT_EQ(quire_runtime_create(&options, &runtime_), QUIRE_OK)
-        << quire_last_error();
-    EXPECT_EQ(quire_runtime_get_allocator(runtime_, 0, &allocator_), QUIRE_OK);
-    EXPECT_EQ(quire_runtime_get_memory(runtime_, 0, &memory_), QUIRE_OK);
-  }
-  ~CApiTest() override {
-    EXPECT_EQ(quire_allocator_check_invariants(allocator_), QUIRE_OK)
-        << quire_last_error();
-    EXPECT_EQ(quire_memory_check_health(memory_), QUIRE_OK);
-    quire_memory_destroy(memory_);
-    quire_allocator_destroy(allocator_);
-    quire_runtime_destroy(runtime_);
-  }
-
-  uint64_t Allocate(uint64_t bytes,
-                    const quire_allocate_options* options = nullptr) {
-    uint64_t address = 0;
-    EXPECT_EQ(quire_allocator_allocate(allocator_, bytes, options, &address),
-              QUIRE_OK)
-        << quire_last_error();
-    return address;
-  }
-  uint64_t AllocateOn(uint64_t stream, uint64_t bytes) {
-    quire_allocate_options options = QUIRE_ALLOCATE_OPTIONS_INIT;
-    options.stream = stream;
-    return Allocate(bytes, &options);
-  }
-  quire_allocator_statistics Statistics() {
-    quire_allocator_statistics statistics;
-    statistics.size = sizeof(statistics);
-    EXPECT_EQ(quire_allocator_get_statistics(allocator_, &statistics),
-              QUIRE_OK);
-    return statistics;
-  }
-  quire_memory_statistics MemoryStatistics() {
-    quire_memory_statistics statistics;
-    statistics.size = sizeof(statistics);
-    EXPECT_EQ(quire_memory_get_statistics(memory_, &statistics), QUIRE_OK);
-    return statistics;
-  }
-
-  quire_runtime* runtime_ = nullptr;
-  quire_memory* memory_ = nullptr;
-  quire_allocator* allocator_ = nullptr;
-};
+using CApiTest = quire::CApiFixture;
 
 // ---- Version and layout -----------------------------------------------------
 
@@ -97,7 +38,9 @@ TEST(CApiLayoutTest, IsTheOneThatProgramsWereBuiltWith) {
   EXPECT_EQ(offsetof(quire_allocation_info, owner), 40u);
   EXPECT_EQ(sizeof(quire_allocation_info), 48u);
   EXPECT_EQ(offsetof(quire_shortage, held_as_slack), 64u);
-  EXPECT_EQ(sizeof(quire_shortage), 72u);
+  EXPECT_EQ(sizeof(quire_shortage), 96u);
+  EXPECT_EQ(sizeof(quire_owner_limits), 40u);
+  EXPECT_EQ(offsetof(quire_owner_statistics, over_hard), 88u);
   EXPECT_EQ(offsetof(quire_memory_statistics, commits_from_cache), 160u);
   EXPECT_EQ(offsetof(quire_allocator_statistics, metadata_bytes), 128u);
   EXPECT_EQ(QUIRE_INTERNAL, 8);
@@ -127,6 +70,8 @@ TEST_F(CApiTest, NamesTheArgumentThatIsNull) {
   quire_allocator* allocator = nullptr;
   quire_allocation_info info;
   quire_memory_statistics memory_statistics;
+  quire_owner_limits limits = QUIRE_OWNER_LIMITS_INIT;
+  quire_owner_statistics owner_statistics;
   quire_allocator_statistics statistics;
   const auto expect_null = [](quire_status status, const char* name) {
     EXPECT_EQ(status, QUIRE_INVALID_ARGUMENT) << name;
@@ -154,8 +99,17 @@ TEST_F(CApiTest, NamesTheArgumentThatIsNull) {
   expect_null(quire_memory_get_statistics(nullptr, &memory_statistics),
               "memory");
   expect_null(quire_memory_get_statistics(memory_, nullptr), "statistics");
-  expect_null(quire_memory_get_owner_live_bytes(nullptr, 0, &number), "memory");
-  expect_null(quire_memory_get_owner_live_bytes(memory_, 0, nullptr), "bytes");
+  expect_null(quire_memory_set_limit(nullptr, kPage), "memory");
+  expect_null(quire_memory_limit_from_utilization(nullptr, 0.5, 0, &number),
+              "memory");
+  expect_null(quire_memory_limit_from_utilization(memory_, 0.5, 0, nullptr),
+              "limit");
+  expect_null(quire_memory_set_owner_limits(nullptr, 0, &limits), "memory");
+  expect_null(quire_memory_set_owner_limits(memory_, 0, nullptr), "limits");
+  expect_null(quire_memory_get_owner_statistics(nullptr, 0, &owner_statistics),
+              "memory");
+  expect_null(quire_memory_get_owner_statistics(memory_, 0, nullptr),
+              "statistics");
   expect_null(quire_memory_prepare(nullptr, 1), "memory");
   expect_null(quire_memory_trim(nullptr, 0, nullptr), "memory");
   expect_null(quire_memory_check_health(nullptr), "memory");
@@ -262,6 +216,17 @@ TEST(CApiRuntimeTest, SaysWhyThereIsNoCudaDriver) {
   EXPECT_STRNE(quire_last_error(), "");
 }
 
+TEST_F(CApiTest, KeepsErrorsOfThreadsApart) {
+  EXPECT_EQ(quire_memory_prepare(nullptr, 0), QUIRE_INVALID_ARGUMENT);
+  std::thread other([&] {
+    EXPECT_STREQ(quire_last_error(), "");
+    EXPECT_EQ(quire_allocator_free(allocator_, 1, 0), QUIRE_INVALID_ARGUMENT);
+    EXPECT_STRNE(quire_last_error(), "");
+  });
+  other.join();
+  EXPECT_STREQ(quire_last_error(), "memory is NULL");
+}
+
 // ---- Structs of other versions ----------------------------------------------
 
 // The options of a later version: two fields that this library does not know.
@@ -365,226 +330,6 @@ TEST_F(CApiTest, KeepsAllocatorsOnTheSamePagesApart) {
   EXPECT_EQ(quire_allocator_free(other, address, 0), QUIRE_INVALID_ARGUMENT);
   EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
   quire_allocator_destroy(other);
-}
-
-// ---- Memory -----------------------------------------------------------------
-
-TEST_F(CApiTest, AllocatesMemoryThatHoldsWhatIsWritten) {
-  const std::vector<uint64_t> sizes = {1, 256, 5000, 3 << 20};
-  std::vector<uint64_t> addresses;
-  for (const uint64_t size : sizes) {
-    addresses.push_back(Allocate(size));
-    EXPECT_EQ(addresses.back() % 256, 0u);
-    std::memset(reinterpret_cast<void*>(addresses.back()),
-                static_cast<int>(addresses.size()), size);
-  }
-  uint64_t requested = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    const auto* const bytes =
-        reinterpret_cast<const unsigned char*>(addresses[i]);
-    EXPECT_EQ(bytes[0], i + 1);
-    EXPECT_EQ(bytes[sizes[i] - 1], i + 1);
-    quire_allocation_info info;
-    info.size = sizeof(info);
-    ASSERT_EQ(
-        quire_allocator_find(allocator_, addresses[i] + sizes[i] - 1, &info),
-        QUIRE_OK);
-    EXPECT_EQ(info.address, addresses[i]);
-    EXPECT_EQ(info.requested, sizes[i]);
-    EXPECT_GE(info.allocated, sizes[i]);
-    requested += sizes[i];
-  }
-  EXPECT_EQ(Statistics().live_allocations, sizes.size());
-  EXPECT_EQ(Statistics().requested_bytes, requested);
-  for (const uint64_t address : addresses) {
-    EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
-  }
-  EXPECT_EQ(Statistics().live_allocations, 0u);
-  EXPECT_EQ(Statistics().total_frees, sizes.size());
-}
-
-TEST_F(CApiTest, RefusesToFreeWhatIsNotLive) {
-  const uint64_t address = Allocate(1000);
-  EXPECT_EQ(quire_allocator_free(allocator_, 0, 0), QUIRE_OK);
-  EXPECT_EQ(quire_allocator_free(allocator_, address + 1, 0),
-            QUIRE_INVALID_ARGUMENT);
-  EXPECT_EQ(quire_allocator_free(allocator_, 0x1000, 0),
-            QUIRE_INVALID_ARGUMENT);
-  EXPECT_EQ(quire_allocator_free(allocator_, UINT64_MAX, 0),
-            QUIRE_INVALID_ARGUMENT);
-  EXPECT_EQ(quire_allocator_free(allocator_, address, 12345), QUIRE_NOT_FOUND);
-  EXPECT_EQ(Statistics().total_frees, 0u);
-  EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
-  EXPECT_EQ(quire_allocator_free(allocator_, address, 0),
-            QUIRE_FAILED_PRECONDITION);
-  quire_allocation_info info;
-  info.size = sizeof(info);
-  EXPECT_EQ(quire_allocator_find(allocator_, address, &info), QUIRE_NOT_FOUND);
-}
-
-TEST_F(CApiTest, SurvivesSizesOfAnyRequest) {
-  for (const uint64_t bytes : {uint64_t{SIZE_MAX}, uint64_t{SIZE_MAX} - 255,
-                               uint64_t{SIZE_MAX} / 2, uint64_t{1} << 47}) {
-    uint64_t address = 7;
-    EXPECT_EQ(quire_allocator_allocate(allocator_, bytes, nullptr, &address),
-              QUIRE_OUT_OF_DEVICE_MEMORY);
-    EXPECT_EQ(address, 7u);
-    quire_shortage shortage;
-    shortage.size = sizeof(shortage);
-    ASSERT_EQ(quire_last_shortage(&shortage), QUIRE_OK);
-    EXPECT_EQ(shortage.requested, bytes);
-    EXPECT_EQ(shortage.largest_possible, 32 * kPage);
-  }
-  quire_allocate_options options = QUIRE_ALLOCATE_OPTIONS_INIT;
-  options.alignment = 3;
-  uint64_t address = 0;
-  EXPECT_EQ(quire_allocator_allocate(allocator_, 1, &options, &address),
-            QUIRE_INVALID_ARGUMENT);
-  options.alignment = 0;
-  options.owner = UINT32_MAX;
-  EXPECT_EQ(quire_allocator_allocate(allocator_, 1, &options, &address),
-            QUIRE_INVALID_ARGUMENT);
-  EXPECT_EQ(Statistics().failed_allocations, 6u);
-}
-
-TEST_F(CApiTest, GivesTheVerdictOfAShortageAndOfNothingElse) {
-  quire_shortage shortage;
-  shortage.size = sizeof(shortage);
-  EXPECT_EQ(quire_allocator_free(allocator_, 1, 0), QUIRE_INVALID_ARGUMENT);
-  const std::string error = quire_last_error();
-  EXPECT_EQ(quire_last_shortage(&shortage), QUIRE_NOT_FOUND);
-  EXPECT_EQ(quire_last_error(), error);
-
-  const uint64_t held = Allocate(30 * kPage);
-  uint64_t largest = 0;
-  EXPECT_EQ(quire_allocator_get_largest_possible(allocator_, &largest),
-            QUIRE_OK);
-  EXPECT_EQ(largest, 2 * kPage);
-  uint64_t address = 0;
-  EXPECT_EQ(quire_allocator_allocate(allocator_, 3 * kPage, nullptr, &address),
-            QUIRE_OUT_OF_DEVICE_MEMORY);
-  ASSERT_EQ(quire_last_shortage(&shortage), QUIRE_OK) << quire_last_error();
-  EXPECT_EQ(shortage.kind, QUIRE_SHORTAGE_CAPACITY);
-  EXPECT_EQ(shortage.requested, 3 * kPage);
-  EXPECT_EQ(shortage.free, 2 * kPage);
-  EXPECT_EQ(shortage.device_total, 32 * kPage);
-  EXPECT_THAT(quire_last_error(), HasSubstr("6.00 MiB"));
-  // What was asked for once more does not forget the verdict; success neither.
-  EXPECT_EQ(quire_allocator_free(allocator_, held, 0), QUIRE_OK);
-  EXPECT_EQ(quire_last_shortage(&shortage), QUIRE_OK);
-}
-
-TEST_F(CApiTest, GivesPagesBack) {
-  const uint64_t address = Allocate(10 * kPage);
-  EXPECT_EQ(MemoryStatistics().in_use, 10 * kPage);
-  EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
-  uint64_t bytes = 0;
-  EXPECT_EQ(quire_allocator_trim(allocator_, 4 * kPage, &bytes), QUIRE_OK);
-  EXPECT_GE(bytes, 6 * kPage);
-  uint64_t pages = 0;
-  EXPECT_EQ(quire_memory_trim(memory_, 0, &pages), QUIRE_OK);
-  EXPECT_EQ(pages, 10u);
-  EXPECT_EQ(MemoryStatistics().in_use, 0u);
-  EXPECT_EQ(quire_memory_prepare(memory_, UINT64_MAX), QUIRE_OK);
-  EXPECT_EQ(MemoryStatistics().cached, 32 * kPage);
-  EXPECT_EQ(quire_allocator_trim(allocator_, 0, nullptr), QUIRE_OK);
-  EXPECT_EQ(quire_memory_trim(memory_, UINT64_MAX, nullptr), QUIRE_OK);
-  EXPECT_EQ(MemoryStatistics().cached, 32 * kPage);
-}
-
-TEST_F(CApiTest, ObservesTheLimit) {
-  quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
-  options.limit = 4 * kPage;
-  options.disable_trace = 1;
-  quire_runtime* runtime = nullptr;
-  quire_allocator* allocator = nullptr;
-  ASSERT_EQ(quire_runtime_create(&options, &runtime), QUIRE_OK);
-  ASSERT_EQ(quire_runtime_get_allocator(runtime, 0, &allocator), QUIRE_OK);
-  uint64_t address = 0;
-  EXPECT_EQ(quire_allocator_allocate(allocator, 5 * kPage, nullptr, &address),
-            QUIRE_OUT_OF_DEVICE_MEMORY);
-  quire_shortage shortage;
-  shortage.size = sizeof(shortage);
-  ASSERT_EQ(quire_last_shortage(&shortage), QUIRE_OK);
-  EXPECT_EQ(shortage.kind, QUIRE_SHORTAGE_LIMIT);
-  EXPECT_EQ(shortage.limit, 4 * kPage);
-  quire_allocator_destroy(allocator);
-  quire_runtime_destroy(runtime);
-}
-
-// ---- Streams, owners, reports -----------------------------------------------
-
-TEST_F(CApiTest, ReusesMemoryInStreamOrder) {
-  uint64_t first = 0;
-  uint64_t second = 0;
-  ASSERT_EQ(quire_stream_create(runtime_, 0, &first), QUIRE_OK);
-  ASSERT_EQ(quire_stream_create(runtime_, 0, &second), QUIRE_OK);
-  EXPECT_NE(first, second);
-  const uint64_t address = AllocateOn(first, 4 * kPage);
-  EXPECT_EQ(quire_allocator_record_stream(allocator_, address, second),
-            QUIRE_OK);
-  EXPECT_EQ(quire_allocator_record_stream(allocator_, address, 12345),
-            QUIRE_NOT_FOUND);
-  EXPECT_EQ(quire_allocator_free(allocator_, address, first), QUIRE_OK);
-  EXPECT_EQ(quire_stream_synchronize(runtime_, first), QUIRE_OK);
-  EXPECT_EQ(quire_stream_synchronize(runtime_, second), QUIRE_OK);
-  EXPECT_EQ(AllocateOn(second, 4 * kPage), address);
-  EXPECT_EQ(quire_stream_destroy(runtime_, first), QUIRE_OK);
-  EXPECT_EQ(quire_stream_destroy(runtime_, first), QUIRE_NOT_FOUND);
-  EXPECT_EQ(quire_stream_synchronize(runtime_, first), QUIRE_NOT_FOUND);
-  EXPECT_EQ(quire_stream_destroy(runtime_, second), QUIRE_OK);
-}
-
-TEST_F(CApiTest, AccountsPagesToTheirOwner) {
-  uint32_t owner = 0;
-  uint32_t again = 0;
-  ASSERT_EQ(quire_owner_register(runtime_, "weights", &owner), QUIRE_OK);
-  ASSERT_EQ(quire_owner_register(runtime_, "weights", &again), QUIRE_OK);
-  EXPECT_EQ(owner, again);
-  EXPECT_NE(owner, 0u);
-  char* name = nullptr;
-  ASSERT_EQ(quire_owner_get_name(runtime_, owner, &name), QUIRE_OK);
-  EXPECT_EQ(Take(name), "weights");
-
-  quire_allocate_options options = QUIRE_ALLOCATE_OPTIONS_INIT;
-  options.owner = owner;
-  const uint64_t address = Allocate(3 * kPage, &options);
-  uint64_t bytes = 0;
-  EXPECT_EQ(quire_memory_get_owner_live_bytes(memory_, owner, &bytes),
-            QUIRE_OK);
-  EXPECT_EQ(bytes, 3 * kPage);
-  EXPECT_EQ(quire_memory_get_owner_live_bytes(memory_, UINT32_MAX, &bytes),
-            QUIRE_OK);
-  EXPECT_EQ(bytes, 0u);
-  EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
-}
-
-TEST_F(CApiTest, DescribesTheMemory) {
-  uint32_t owner = 0;
-  // Names are bytes: this one is no UTF-8.
-  ASSERT_EQ(quire_owner_register(runtime_, "model \xff", &owner), QUIRE_OK);
-  quire_allocate_options options = QUIRE_ALLOCATE_OPTIONS_INIT;
-  options.owner = owner;
-  Allocate(3 * kPage, &options);
-  char* text = nullptr;
-  ASSERT_EQ(quire_runtime_get_snapshot_json(runtime_, 0, &text), QUIRE_OK)
-      << quire_last_error();
-  const std::string json = Take(text);
-  EXPECT_TRUE(nlohmann::json::accept(json));
-  EXPECT_THAT(json, HasSubstr("model \xef\xbf\xbd"));
-  ASSERT_EQ(quire_runtime_get_report(runtime_, 0, &text), QUIRE_OK);
-  EXPECT_THAT(Take(text), HasSubstr("6.00 MiB"));
-}
-
-TEST_F(CApiTest, KeepsErrorsOfThreadsApart) {
-  EXPECT_EQ(quire_memory_prepare(nullptr, 0), QUIRE_INVALID_ARGUMENT);
-  std::thread other([&] {
-    EXPECT_STREQ(quire_last_error(), "");
-    EXPECT_EQ(quire_allocator_free(allocator_, 1, 0), QUIRE_INVALID_ARGUMENT);
-    EXPECT_STRNE(quire_last_error(), "");
-  });
-  other.join();
-  EXPECT_STREQ(quire_last_error(), "memory is NULL");
 }
 
 }  // namespace

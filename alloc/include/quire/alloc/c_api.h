@@ -129,6 +129,12 @@ typedef struct quire_shortage {
   uint64_t device_total;
   uint64_t cooling;
   uint64_t held_as_slack;  // what caches and compaction could free
+  // Kept free for other owners, which have less than their reserved minimum.
+  uint64_t reserved_for_others;
+  // Of QUIRE_SHORTAGE_LIMIT: whose limit it is and what they use; limit 0 where
+  // it is that of the device's memory. The message has the owner's name.
+  uint64_t owner_limit;
+  uint64_t owner_live;
 } quire_shortage;
 #define QUIRE_SHORTAGE_INIT \
   { sizeof(quire_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -215,8 +221,10 @@ QUIRE_C_FUNCTION quire_status quire_stream_synchronize(
 // ---- Owners -----------------------------------------------------------------
 
 // Whom memory is accounted to: weights, KV, a model. 0 is everything that names
-// no owner. The first call with a name gives it a number, later ones the same;
-// it stays valid as long as the runtime. `name` is copied.
+// no owner. A name is a path: "server/llama/kv" is "kv" in "llama" in "server",
+// which are registered as well, and what an owner uses, those above it use too.
+// The first call with a name gives it a number, later ones the same; it stays
+// valid as long as the runtime. `name` is copied.
 QUIRE_C_FUNCTION quire_status quire_owner_register(
     quire_runtime* runtime, const char* name, uint32_t* owner) QUIRE_C_NOEXCEPT;
 // "owner 7" for numbers that were never registered.
@@ -267,10 +275,67 @@ typedef struct quire_memory_statistics {
 QUIRE_C_FUNCTION quire_status quire_memory_get_statistics(
     const quire_memory* memory,
     quire_memory_statistics* statistics) QUIRE_C_NOEXCEPT;
-// Pages that `owner` holds, in bytes. 0 for an owner that holds none.
+
+// The most that in_use may be. May change at any time, also to less than is in
+// use: nothing is taken from anybody, and nothing grows until enough was given
+// up. QUIRE_INVALID_ARGUMENT for less than a page.
 QUIRE_C_FUNCTION quire_status
-quire_memory_get_owner_live_bytes(const quire_memory* memory, uint32_t owner,
-                                  uint64_t* bytes) QUIRE_C_NOEXCEPT;
+quire_memory_set_limit(quire_memory* memory, uint64_t limit) QUIRE_C_NOEXCEPT;
+
+// A limit as a fraction of the device, as gpu_memory_utilization of vLLM:
+//   min(fraction * total, free - headroom)
+// `fraction` is above 0 and at most 1. What others use now is not counted on.
+// For quire_memory_set_limit, before memory is in use. Errors:
+// QUIRE_INVALID_ARGUMENT for the fraction, QUIRE_OUT_OF_DEVICE_MEMORY where
+// nothing is left.
+QUIRE_C_FUNCTION quire_status quire_memory_limit_from_utilization(
+    const quire_memory* memory, double fraction, uint64_t headroom,
+    uint64_t* limit) QUIRE_C_NOEXCEPT;
+
+// Of one owner and all below it, in bytes of pages. 0: none.
+typedef struct quire_owner_limits {
+  size_t size;
+  // Beyond it the owner is under pressure, and its caches are the first to go.
+  uint64_t soft;
+  // Growth beyond it is refused.
+  uint64_t hard;
+  // Others cannot have what the owner uses less than this.
+  uint64_t reserved_minimum;
+  uint64_t padding;
+} quire_owner_limits;
+#define QUIRE_OWNER_LIMITS_INIT \
+  { sizeof(quire_owner_limits), 0, 0, 0, 0 }
+
+// May change at any time, like the limit above. Errors: QUIRE_INVALID_ARGUMENT
+// for limits that contradict each other and for owners that cannot be,
+// QUIRE_FAILED_PRECONDITION for a minimum that cannot be kept free.
+QUIRE_C_FUNCTION quire_status quire_memory_set_owner_limits(
+    quire_memory* memory, uint32_t owner,
+    const quire_owner_limits* limits) QUIRE_C_NOEXCEPT;
+
+// In bytes; OwnerStatistics in memory_limits.h.
+typedef struct quire_owner_statistics {
+  size_t size;
+  uint32_t version;  // set by the library: of the fields that it knows
+  uint32_t owner;
+  uint64_t own_live;  // of the owner itself
+  uint64_t live;      // with all below it
+  uint64_t peak_live;
+  uint64_t soft_limit;
+  uint64_t hard_limit;
+  uint64_t reserved_minimum;
+  uint64_t hard_room;  // UINT64_MAX where there is no hard limit
+  uint64_t allowance;
+  uint64_t over_soft;
+  uint64_t over_hard;
+} quire_owner_statistics;
+#define QUIRE_OWNER_STATISTICS_VERSION 1
+
+// O(levels of owners). Of any number: no owner needs to have had a page.
+QUIRE_C_FUNCTION quire_status quire_memory_get_owner_statistics(
+    const quire_memory* memory, uint32_t owner,
+    quire_owner_statistics* statistics) QUIRE_C_NOEXCEPT;
+
 // Creates pages ahead until `pages` are cached, so that the next allocations
 // need none of the driver's slowest calls. Stops early at the limit.
 QUIRE_C_FUNCTION quire_status

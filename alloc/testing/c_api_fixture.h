@@ -1,0 +1,78 @@
+// A runtime, a memory and an allocator through the C interface.
+
+#ifndef QUIRE_ALLOC_TESTING_C_API_FIXTURE_H_
+#define QUIRE_ALLOC_TESTING_C_API_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "quire/alloc/c_api.h"
+
+namespace quire {
+
+// A software device of 64 MiB with memory behind it.
+class CApiFixture : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kPage = 2 << 20;
+
+  CApiFixture() {
+    quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
+    options.host_memory_per_device = 32 * kPage;
+    EXPECT_EQ(quire_runtime_create(&options, &runtime_), QUIRE_OK)
+        << quire_last_error();
+    EXPECT_EQ(quire_runtime_get_allocator(runtime_, 0, &allocator_), QUIRE_OK);
+    EXPECT_EQ(quire_runtime_get_memory(runtime_, 0, &memory_), QUIRE_OK);
+  }
+  ~CApiFixture() override {
+    EXPECT_EQ(quire_allocator_check_invariants(allocator_), QUIRE_OK)
+        << quire_last_error();
+    EXPECT_EQ(quire_memory_check_health(memory_), QUIRE_OK);
+    quire_memory_destroy(memory_);
+    quire_allocator_destroy(allocator_);
+    quire_runtime_destroy(runtime_);
+  }
+
+  uint64_t Allocate(uint64_t bytes,
+                    const quire_allocate_options* options = nullptr) {
+    uint64_t address = 0;
+    EXPECT_EQ(quire_allocator_allocate(allocator_, bytes, options, &address),
+              QUIRE_OK)
+        << quire_last_error();
+    return address;
+  }
+  uint64_t AllocateOn(uint64_t stream, uint64_t bytes) {
+    quire_allocate_options options = QUIRE_ALLOCATE_OPTIONS_INIT;
+    options.stream = stream;
+    return Allocate(bytes, &options);
+  }
+  quire_allocator_statistics Statistics() {
+    quire_allocator_statistics statistics;
+    statistics.size = sizeof(statistics);
+    EXPECT_EQ(quire_allocator_get_statistics(allocator_, &statistics),
+              QUIRE_OK);
+    return statistics;
+  }
+  quire_memory_statistics MemoryStatistics() {
+    quire_memory_statistics statistics;
+    statistics.size = sizeof(statistics);
+    EXPECT_EQ(quire_memory_get_statistics(memory_, &statistics), QUIRE_OK);
+    return statistics;
+  }
+
+  quire_owner_statistics OwnerStatistics(uint32_t owner) {
+    quire_owner_statistics statistics;
+    statistics.size = sizeof(statistics);
+    EXPECT_EQ(quire_memory_get_owner_statistics(memory_, owner, &statistics),
+              QUIRE_OK);
+    return statistics;
+  }
+
+  quire_runtime* runtime_ = nullptr;
+  quire_memory* memory_ = nullptr;
+  quire_allocator* allocator_ = nullptr;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_TESTING_C_API_FIXTURE_H_
