@@ -103,6 +103,12 @@ class DeviceAllocator::Impl final : public PageReclaimer,
     Fence fence;
     std::vector<StreamId> streams;
   };
+  // The last flush of the caches, and what the counters were then.
+  struct FlushRecord {
+    uint64_t made_bytes = 0;   // of mapped_
+    uint64_t allocations = 0;  // through caches
+    uint64_t slots = 0;        // that it brought
+  };
   // What the record of a slot has no room for.
   struct SpecialBlock {
     std::vector<StreamId> streams;  // that were recorded
@@ -228,6 +234,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // The same where that is cheap beside the pages that were made since the last
   // time: threads that grow must not empty each other's caches for every page.
   bool FlushCachesNowAndThen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t CachedAllocations() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t CachedByThreads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReturnSlots(const ThreadCache& cache,
                    const std::vector<CachedSlot>& slots) const
@@ -323,8 +330,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_GUARDED_BY(mutex_);
   uint64_t failed_allocations_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable int64_t peak_requested_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // mapped_.made_bytes at the last flush of the caches.
-  mutable uint64_t made_at_flush_ ABSL_GUARDED_BY(mutex_) = 0;
+  mutable FlushRecord last_flush_ ABSL_GUARDED_BY(mutex_);
   mutable uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -6,10 +6,12 @@
 namespace quire {
 namespace {
 
-// Before a page is made, caches are emptied if they hold less than so many
-// times what was made since the last time: the footprint is then at most a
-// 256th of them above what it would be.
-constexpr uint64_t kCachedPerByteMade = 256;
+// Before a page is made, caches are emptied: but only where so many allocations
+// went by for each slot that was in them the last time, so that those bear the
+// cost; or where what was made since comes to this part of what they hold,
+// which bounds what it costs to leave them as they are.
+constexpr uint64_t kAllocationsPerFlushedSlot = 8;
+constexpr uint64_t kCachedPerByteMade = 16;
 
 }  // namespace
 
@@ -17,7 +19,7 @@ constexpr uint64_t kCachedPerByteMade = 256;
 
 // The state is the same before and after, but for the place of free slots.
 bool DeviceAllocator::Impl::FlushCaches() const {
-  made_at_flush_ = mapped_.made_bytes;
+  last_flush_ = {mapped_.made_bytes, CachedAllocations(), 0};
   if (CachedByThreads() == 0) return false;
   StopCaches(caches_);
   std::vector<CachedSlot> slots;
@@ -25,15 +27,28 @@ bool DeviceAllocator::Impl::FlushCaches() const {
     slots.clear();
     cache->Drain(/*half=*/false, &slots, slot_sizes_);
     ReturnSlots(*cache, slots);
+    last_flush_.slots += slots.size();
   }
   ResumeCaches(caches_);
   return true;
 }
 
 bool DeviceAllocator::Impl::FlushCachesNowAndThen() const {
-  const uint64_t made = mapped_.made_bytes - made_at_flush_;
-  if (made < CachedByThreads() / kCachedPerByteMade) return false;
+  const uint64_t made = mapped_.made_bytes - last_flush_.made_bytes;
+  const uint64_t allocations = CachedAllocations() - last_flush_.allocations;
+  if (allocations < last_flush_.slots * kAllocationsPerFlushedSlot &&
+      made < CachedByThreads() / kCachedPerByteMade) {
+    return false;
+  }
   return FlushCaches();
+}
+
+uint64_t DeviceAllocator::Impl::CachedAllocations() const {
+  uint64_t allocations = 0;
+  for (const auto& cache : caches_) {
+    allocations += cache->counters().allocations.load();
+  }
+  return allocations;
 }
 
 uint64_t DeviceAllocator::Impl::CachedByThreads() const {
@@ -73,6 +88,8 @@ void DeviceAllocator::Impl::TakeCacheBack(ThreadCache* cache) {
   counters.live_bytes += cache->counters().live_bytes.load();
   counters.allocations += cache->counters().allocations.load();
   counters.frees += cache->counters().frees.load();
+  last_flush_.allocations -=
+      std::min(last_flush_.allocations, cache->counters().allocations.load());
   std::erase_if(caches_,
                 [cache](const auto& other) { return other.get() == cache; });
   CheckAfterMutation();

@@ -11,10 +11,12 @@
 namespace quire {
 namespace {
 
-// A miss brings slots for so many bytes, and at most so many slots: few of the
-// large ones, since another class may want their pages.
-constexpr uint64_t kRefillBytes = 256 << 10;
-constexpr uint32_t kRefillSlots = 32;
+// The first miss of a class brings slots for so many bytes, few of the large
+// ones, since another class may want their pages; each further one twice as
+// many, up to the second figure.
+constexpr uint64_t kFirstRefillBytes = 256 << 10;
+constexpr uint32_t kFirstRefillSlots = 32;
+constexpr uint32_t kMostRefillSlots = 64;
 // Slots of one class in one cache.
 constexpr uint32_t kFirstCapacity = 64;
 constexpr uint32_t kLargestCapacity = 1 << 16;
@@ -37,11 +39,16 @@ ThreadCache::ThreadCache(OwnerHeap* heap, StreamId stream,
       heap_(heap),
       stream_(stream) {}
 
-uint32_t ThreadCache::RefillCount(int size_class, uint64_t slot_size) const {
+uint32_t ThreadCache::RefillCount(int size_class, uint64_t slot_size) {
+  Bin& bin = bins_[size_class];
+  if (bin.refill == 0) {
+    bin.refill = static_cast<uint32_t>(std::clamp<uint64_t>(
+        kFirstRefillBytes / slot_size, 1, kFirstRefillSlots));
+  }
+  const uint32_t refill = bin.refill;
+  bin.refill = std::min(bin.refill * 2, kMostRefillSlots);
   const uint64_t room = byte_limit_ - std::min(byte_limit_, cached_bytes());
-  return static_cast<uint32_t>(
-      std::min({std::max<uint64_t>(kRefillBytes / slot_size, 1),
-                uint64_t{kRefillSlots}, room / slot_size}));
+  return static_cast<uint32_t>(std::min<uint64_t>(refill, room / slot_size));
 }
 
 void ThreadCache::SetCapacity(Bin* bin, uint32_t capacity) {

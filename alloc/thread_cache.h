@@ -132,8 +132,8 @@ class ThreadCache {
         counters_.requested_bytes.load(std::memory_order_relaxed),
         std::memory_order_relaxed);
   }
-  // How many slots of the class a miss should bring.
-  uint32_t RefillCount(int size_class, uint64_t slot_size) const;
+  // How many slots of the class a miss should bring: more with each.
+  uint32_t RefillCount(int size_class, uint64_t slot_size);
   // Adds a slot that the stream may use. Makes room at need.
   void Push(int size_class, uint64_t slot_size, CachedSlot slot);
   // Takes all slots of all classes (or the older half of each) out.
@@ -153,6 +153,7 @@ class ThreadCache {
     CachedSlot* slots = nullptr;
     uint32_t count = 0;
     uint32_t capacity = 0;
+    uint32_t refill = 0;  // what the next miss brings; 0: none yet
     std::unique_ptr<CachedSlot[]> storage;
   };
 
