@@ -68,7 +68,11 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
     MutexLock lock(&mutex_);
     heap = HeapOf(request.owner);
   }
-  ThreadCache* const cache = CacheOf(heap, request.stream);
+  // Only what goes the fast way profits from slots in a cache.
+  ThreadCache* const cache =
+      request.movable || request.alignment > kDefaultAlignment
+          ? nullptr
+          : CacheOf(heap, request.stream);
   {
     MutexLock lock(&mutex_);
     std::optional<Block> block = TakeSlot(heap, size_class, request);

@@ -144,6 +144,23 @@ TEST_F(AllocatorCacheTest, ALimitOfNothingKeepsNothing) {
   }
 }
 
+// What the cache would not serve must not fill it.
+TEST_F(AllocatorCacheTest, RequestsOutOfTheOrdinaryBringNothing) {
+  Free(Allocate(4096));
+  allocator_->Trim();
+  AllocateOptions movable;
+  movable.movable = true;
+  AllocateOptions aligned;
+  aligned.alignment = Bytes(4096);
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(allocator_->Allocate(Bytes(4096), movable).ok());
+    ASSERT_TRUE(allocator_->Allocate(Bytes(4096), aligned).ok());
+  }
+  EXPECT_EQ(Statistics().thread_cached_bytes, 0u);
+  // 16 slots to a page; each kind begins one that the other fills.
+  EXPECT_LE(Statistics().mapped_bytes, 14 * kPageBytes);
+}
+
 TEST_F(AllocatorCacheTest, OwnersShareNoPage) {
   std::set<uint64_t> pages;
   for (uint32_t owner = 0; owner < 4; ++owner) {

@@ -29,7 +29,8 @@ constexpr NamedSection kSections[] = {{"hit", MeasureHits},
                                       {"threads", MeasureTwoThreads},
                                       {"reuse", MeasureReuse},
                                       {"scaling", MeasureScaling},
-                                      {"footprint", MeasureFootprint}};
+                                      {"footprint", MeasureFootprint},
+                                      {"compaction", MeasureCompaction}};
 
 int Main(int argc, char** argv) {
   CLI::App app(

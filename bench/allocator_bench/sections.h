@@ -29,6 +29,8 @@ absl::StatusOr<Section> MeasureReuse(const BenchOptions& options);
 absl::StatusOr<Section> MeasureScaling(const BenchOptions& options);
 // Physical memory held against what is live, in cases that fragment others.
 absl::StatusOr<Section> MeasureFootprint(const BenchOptions& options);
+// The same after mesh, and after a relocation pass.
+absl::StatusOr<Section> MeasureCompaction(const BenchOptions& options);
 
 }  // namespace quire
 
