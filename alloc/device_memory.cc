@@ -62,14 +62,18 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::Create(
   QUIRE_ASSIGN_OR_RETURN(
       std::unique_ptr<AddressSpace> addresses,
       AddressSpace::Create(driver, size, minimum, options.page_size));
-  return std::unique_ptr<DeviceMemory>(new DeviceMemory(
-      std::make_unique<Impl>(driver, owners, options, info.total_memory, limit,
-                             std::move(addresses))));
+  auto impl = std::make_unique<Impl>(driver, owners, options, info.total_memory,
+                                     limit, std::move(addresses));
+  QUIRE_RETURN_IF_ERROR(impl->StartPreparing(options.prepare_ahead.value()));
+  return std::unique_ptr<DeviceMemory>(new DeviceMemory(std::move(impl)));
 }
 
 DeviceMemory::DeviceMemory(std::unique_ptr<Impl> impl)
     : impl_(std::move(impl)) {}
-DeviceMemory::~DeviceMemory() = default;
+DeviceMemory::~DeviceMemory() {
+  // Its locks, its thread and its driver are the parent's.
+  if (in_forked_child()) (void)impl_.release();
+}
 
 Driver* DeviceMemory::driver() const { return impl_->driver(); }
 DeviceId DeviceMemory::device() const { return impl_->device(); }
@@ -79,16 +83,22 @@ DeviceAddress DeviceMemory::first_address() const {
 }
 
 OwnerRegistry* DeviceMemory::owners() const { return impl_->owners(); }
+bool DeviceMemory::in_forked_child() const {
+  return impl_->fork_guard().in_child();
+}
 
 absl::StatusOr<AddressRange*> DeviceMemory::ReserveRange(PageCount pages,
                                                          OwnerId owner,
                                                          Bytes alignment) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->ReserveRange(pages, owner, alignment);
 }
 void DeviceMemory::ReleaseRange(AddressRange* range, const Fence& fence) {
+  if (in_forked_child()) return;
   impl_->ReleaseRange(range, fence);
 }
 absl::Status DeviceMemory::SetOwner(AddressRange* range, OwnerId owner) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->SetOwner(range, owner);
 }
 AddressRange* DeviceMemory::Find(DeviceAddress address) const {
@@ -99,108 +109,147 @@ bool DeviceMemory::Contains(DeviceAddress address) const {
 }
 absl::Status DeviceMemory::Commit(AddressRange* range, PageCount first,
                                   PageCount count) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->Commit(range, first, count, {});
 }
 absl::Status DeviceMemory::TryCommit(AddressRange* range, PageCount first,
                                      PageCount count) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->TryCommit(range, first, count, {});
 }
 absl::Status DeviceMemory::CommitPages(AddressRange* range, PageCount first,
                                        std::span<const PageHandle> pages) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->Commit(range, first, PageCount(pages.size()), pages);
 }
 absl::Status DeviceMemory::TryCommitPages(AddressRange* range, PageCount first,
                                           std::span<const PageHandle> pages) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->TryCommit(range, first, PageCount(pages.size()), pages);
 }
 absl::Status DeviceMemory::Remap(AddressRange* range, PageCount first,
                                  std::span<const PageHandle> pages) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->Remap(range, first, pages);
 }
 absl::Status DeviceMemory::Decommit(AddressRange* range, PageCount first,
                                     PageCount count, const Fence& fence) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->Decommit(range, first, count, fence);
 }
 PageCount DeviceMemory::CommittedPages(const AddressRange* range,
                                        PageCount first, PageCount count) const {
+  if (in_forked_child()) return PageCount(0);
   return impl_->CommittedPages(range, first, count);
 }
 PageHandle DeviceMemory::PageAt(const AddressRange* range,
                                 PageCount slot) const {
+  if (in_forked_child()) return PageHandle();
   return impl_->PageAt(range, slot);
 }
 absl::Status DeviceMemory::Gather(OwnerId owner, PageCount pages,
                                   PageCount addresses, Bytes alignment,
                                   bool wait) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->Gather(owner, pages, addresses, alignment, wait);
 }
 absl::StatusOr<AddressRange*> DeviceMemory::TryMakeRange(
     OwnerId owner, Bytes alignment, std::span<const PageHandle> pages) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->TryMakeRange(owner, alignment, pages);
 }
-PageCount DeviceMemory::Harvest() { return impl_->HarvestCached(); }
+PageCount DeviceMemory::Harvest() {
+  if (in_forked_child()) return PageCount(0);
+  return impl_->HarvestCached();
+}
 absl::Status DeviceMemory::Prepare(PageCount count) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->Prepare(count);
 }
-PageCount DeviceMemory::Trim(PageCount keep) { return impl_->Trim(keep); }
+PageCount DeviceMemory::Trim(PageCount keep) {
+  if (in_forked_child()) return PageCount(0);
+  return impl_->Trim(keep);
+}
 absl::Status DeviceMemory::SetLimit(Bytes limit) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->SetLimit(limit);
 }
 absl::Status DeviceMemory::SetOwnerLimits(OwnerId owner,
                                           const OwnerLimits& limits) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->SetOwnerLimits(owner, limits);
 }
 OwnerStatistics DeviceMemory::GetOwnerStatistics(OwnerId owner) const {
+  if (in_forked_child()) return OwnerStatistics{.owner = owner};
   return impl_->GetOwnerStatistics(owner);
 }
 std::vector<OwnerStatistics> DeviceMemory::GetOwnerStatistics() const {
+  if (in_forked_child()) return {};
   return impl_->GetOwnerStatistics();
 }
 void DeviceMemory::AddReclaimer(PageReclaimer* reclaimer) {
+  if (in_forked_child()) return;
   impl_->reclaimers().Add(reclaimer);
 }
 void DeviceMemory::RemoveReclaimer(PageReclaimer* reclaimer) {
+  if (in_forked_child()) return;
   impl_->reclaimers().Remove(reclaimer);
 }
-void DeviceMemory::AddHooks(MemoryHooks* hooks) { impl_->AddHooks(hooks); }
+void DeviceMemory::AddHooks(MemoryHooks* hooks) {
+  if (in_forked_child()) return;
+  impl_->AddHooks(hooks);
+}
 void DeviceMemory::RemoveHooks(MemoryHooks* hooks) {
+  if (in_forked_child()) return;
   impl_->RemoveHooks(hooks);
 }
 bool DeviceMemory::AskOutOfMemoryHooks(const absl::Status& status) {
+  if (in_forked_child()) return false;
   return impl_->AskOutOfMemoryHooks(status);
 }
 PageCount DeviceMemory::ReclaimablePages() const {
+  if (in_forked_child()) return PageCount(0);
   return impl_->ReclaimablePages();
 }
 absl::Status DeviceMemory::DescribeShortage(PageCount pages,
                                             OwnerId owner) const {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->DescribeShortage(pages, owner).ToStatus();
 }
 absl::Status DeviceMemory::DescribeMappingShortage(
     PageCount pages, OwnerId owner, const absl::Status& refusal) const {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->OutOfMemory(
       {owner, pages.value(), CommitAttempt::Shortage::kMappings, refusal});
 }
 bool DeviceMemory::in_quiescence() const { return impl_->in_quiescence(); }
 absl::Status DeviceMemory::BeginQuiescence() {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   if (impl_->TryBeginQuiescence()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "a quiescent section of this memory is open already");
 }
 void DeviceMemory::EndQuiescence() { impl_->EndQuiescence(); }
 DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
+  if (in_forked_child()) return DeviceMemoryStatistics();
   return impl_->GetStatistics();
 }
 Bytes DeviceMemory::live_bytes() const { return impl_->live_bytes(); }
 PressureLevel DeviceMemory::pressure() const { return impl_->pressure(); }
-absl::Status DeviceMemory::Health() const { return impl_->Health(); }
+absl::Status DeviceMemory::Health() const {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
+  return impl_->Health();
+}
 std::vector<Bytes> DeviceMemory::GetLiveByOwner() const {
+  if (in_forked_child()) return {};
   return impl_->GetLiveByOwner();
 }
 std::vector<DeviceMemory::PageMapEntry> DeviceMemory::CalculatePageMap() const {
+  if (in_forked_child()) return {};
   return impl_->CalculatePageMap();
 }
 absl::Status DeviceMemory::CheckInvariants() const {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->CheckInvariants();
 }
 

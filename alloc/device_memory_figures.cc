@@ -91,6 +91,7 @@ absl::Status DeviceMemory::Impl::CheckInvariants() const {
 void DeviceMemory::Impl::AfterMutation() {
   live_pages_.store(backing_.accounts().live(), std::memory_order_relaxed);
   UpdatePressure();
+  FillUpAfterCommit();
   if constexpr (kInternalChecks) {
     const uint64_t reserved =
         addresses_->total_pages() - addresses_->free_pages();

@@ -18,6 +18,7 @@ constexpr size_t kBatchesPerDecommit = 4;
 }  // namespace
 
 DeviceMemory::Impl::~Impl() {
+  preparer_.reset();
   MutexLock lock(&mutex_);
   backing_.WaitForAll();
   for (const auto& [first_page, range] : ranges_) backing_.Clear(range.get());
@@ -276,24 +277,6 @@ PageHandle DeviceMemory::Impl::PageAt(const AddressRange* range,
   return found.state == SlotState::kLive ? found.page->handle : PageHandle();
 }
 
-absl::Status DeviceMemory::Impl::Prepare(PageCount count) {
-  absl::Status status;
-  uint64_t wanted = 0;
-  {
-    Section section(this);
-    PagePool& pool = backing_.pool();
-    // What the limit allows; a sum of counts of existing pages cannot overflow.
-    wanted = std::min(count.value(), pool.cached() + pool.growable());
-    uint64_t created = 0;
-    status = pool.Prepare(wanted, &created);
-    if (!status.ok()) pool.Trim(pool.cached() - created);
-    AfterMutation();
-  }
-  if (!absl::IsResourceExhausted(status)) return status;
-  return OutOfMemory(
-      {kUnnamedOwner, wanted, CommitAttempt::Shortage::kDevice, status});
-}
-
 PageCount DeviceMemory::Impl::Trim(PageCount keep) {
   const PageCount reclaimable = ReclaimablePages();
   uint64_t beyond = 0;
@@ -310,6 +293,8 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
   if (wanted > 0) AskReclaimers(wanted, /*cooling=*/false, ReliefState());
   Section section(this);
   HarvestAll();
+  // What is not wanted now is not made again before the next commit.
+  fills_up_ = false;
   const uint64_t given_back = backing_.pool().Trim(keep.value());
   AfterMutation();
   freed_.NotifyAll();

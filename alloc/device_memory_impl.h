@@ -19,8 +19,10 @@
 #include "alloc/address_space.h"
 #include "alloc/backing_store.h"
 #include "alloc/callback_list.h"
+#include "alloc/fork_guard.h"
 #include "alloc/hook_dispatcher.h"
 #include "alloc/managed_range.h"
+#include "alloc/prepare_thread.h"
 #include "alloc/pressure_gauge.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/memory_hooks.h"
@@ -60,6 +62,9 @@ class DeviceMemory::Impl {
   Bytes page_size() const { return page_size_; }
   OwnerRegistry* owners() const { return owners_; }
   DeviceAddress first_address() const { return addresses_->AddressOf(0); }
+  const ForkGuard& fork_guard() const { return fork_guard_; }
+  // Before anybody else calls: a thread that keeps `ahead` pages cached.
+  absl::Status StartPreparing(uint64_t ahead);
   CallbackList<PageReclaimer>& reclaimers() { return reclaimers_; }
   HookDispatcher* dispatcher() { return &dispatcher_; }
   void AddHooks(MemoryHooks* hooks) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -234,10 +239,16 @@ class DeviceMemory::Impl {
   absl::Status MoveToOwner(AddressRange* range, OwnerId owner, uint64_t* pages)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FreeAddresses(ManagedRange* range) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Anything that Harvest, a decommit, a trim or a higher limit made free.
+  // Anything that Harvest, a decommit, a trim, a higher limit or the thread
+  // that prepares made available.
   uint64_t FreedSoFar() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return backing_.unmapped() + backing_.pool().released() + limits_set_;
+    return backing_.unmapped() + backing_.pool().released() + limits_set_ +
+           prepared_ahead_;
   }
+  PrepareThread::Progress PrepareOne() ABSL_LOCKS_EXCLUDED(mutex_);
+  void FillUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Where a commit may have taken pages.
+  void FillUpAfterCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   static absl::Status CheckOwner(OwnerId owner);
   absl::Status CheckSlots(const AddressRange* range, PageCount first,
@@ -262,6 +273,7 @@ class DeviceMemory::Impl {
   absl::Status CheckInvariantsLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const ForkGuard fork_guard_;
   Driver* const driver_;
   OwnerRegistry* const owners_;
   const DeviceId device_;
@@ -290,7 +302,15 @@ class DeviceMemory::Impl {
   std::atomic<PressureLevel> pressure_{PressureLevel::kNone};
   // Limits set so far: each may have made room.
   uint64_t limits_set_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Pages that the thread keeps cached, and whether there may be too few; pages
+  // that it made, and the commits that it was woken for.
+  uint64_t ahead_ = 0;
+  bool fills_up_ ABSL_GUARDED_BY(mutex_) = true;
+  uint64_t prepared_ahead_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t commits_filled_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Null where none was asked for. Ends before all else does.
+  std::unique_ptr<PrepareThread> preparer_;
 };
 
 }  // namespace quire

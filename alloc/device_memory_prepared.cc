@@ -1,5 +1,6 @@
-// Prepare apart from commit: making sure of pages and addresses, which may ask
-// reclaimers and wait, and making a range from what is there, which does not.
+// Prepare apart from commit: pages made ahead, by a caller or by a thread;
+// making sure of pages and addresses, which may ask reclaimers and wait; and
+// making a range from what is there, which does not.
 
 #include <algorithm>
 #include <memory>
@@ -11,6 +12,62 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
+
+absl::Status DeviceMemory::Impl::Prepare(PageCount count) {
+  absl::Status status;
+  uint64_t wanted = 0;
+  {
+    Section section(this);
+    PagePool& pool = backing_.pool();
+    // What the limit allows; a sum of counts of existing pages cannot overflow.
+    wanted = std::min(count.value(), pool.cached() + pool.growable());
+    uint64_t created = 0;
+    status = pool.Prepare(wanted, &created);
+    if (!status.ok()) pool.Trim(pool.cached() - created);
+    AfterMutation();
+  }
+  if (!absl::IsResourceExhausted(status)) return status;
+  return OutOfMemory(
+      {kUnnamedOwner, wanted, CommitAttempt::Shortage::kDevice, status});
+}
+
+absl::Status DeviceMemory::Impl::StartPreparing(uint64_t ahead) {
+  if (ahead == 0) return absl::OkStatus();
+  ahead_ = ahead;
+  QUIRE_ASSIGN_OR_RETURN(preparer_,
+                         PrepareThread::Start([this] { return PrepareOne(); }));
+  return absl::OkStatus();
+}
+
+PrepareThread::Progress DeviceMemory::Impl::PrepareOne() {
+  Section section(this);
+  PagePool& pool = backing_.pool();
+  fills_up_ = fills_up_ && pool.cached() < ahead_ && pool.growable() > 0;
+  if (!fills_up_) return PrepareThread::Progress::kEnough;
+  uint64_t created = 0;
+  // The lock is held for one page at a time: drivers make one after another in
+  // any case.
+  if (!pool.Prepare(pool.cached() + 1, &created).ok()) {
+    return PrepareThread::Progress::kRefused;
+  }
+  ++prepared_ahead_;
+  fills_up_ = pool.cached() < ahead_;
+  AfterMutation();
+  freed_.NotifyAll();
+  return PrepareThread::Progress::kMade;
+}
+
+void DeviceMemory::Impl::FillUp() {
+  if (preparer_ == nullptr) return;
+  fills_up_ = true;
+  preparer_->Wake();
+}
+
+void DeviceMemory::Impl::FillUpAfterCommit() {
+  if (backing_.commits() == commits_filled_) return;
+  commits_filled_ = backing_.commits();
+  if (backing_.pool().cached() < ahead_) FillUp();
+}
 
 absl::Status DeviceMemory::Impl::Gather(OwnerId owner, PageCount pages,
                                         PageCount addresses, Bytes alignment,

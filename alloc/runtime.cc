@@ -18,6 +18,8 @@ absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
     memory_options.device = DeviceId(id);
     memory_options.page_size = options.page_size;
     memory_options.limit = options.limit;
+    memory_options.headroom = options.headroom;
+    memory_options.prepare_ahead = options.prepare_ahead;
     memory_options.trace = trace;
     Device device;
     QUIRE_ASSIGN_OR_RETURN(
@@ -32,7 +34,14 @@ absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
   return runtime;
 }
 
-Runtime::~Runtime() = default;
+Runtime::~Runtime() {
+  for (Device& device : devices_) {
+    if (device.memory == nullptr || !device.memory->in_forked_child()) return;
+    (void)device.allocator.release();
+  }
+  // The driver would wait for threads that only the parent has.
+  if (!devices_.empty()) (void)driver_.release();
+}
 
 DeviceMemory* Runtime::memory(DeviceId device) const {
   return devices_[static_cast<size_t>(device.value())].memory.get();

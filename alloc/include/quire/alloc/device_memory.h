@@ -27,6 +27,11 @@
 // finds enough of them creates nothing. Quarantined pages are nothing but a
 // driver's refusal (Health says which); they count, since they are not free.
 //
+// In a forked child, calls fail with kFailedPrecondition, do nothing, or return
+// empty values, whatever the parent's threads were at: its memory and its
+// driver are as if the child did not exist. Destroying a DeviceMemory there is
+// harmless.
+//
 // Thread-safe. One lock per DeviceMemory is held over the driver's map, unmap,
 // create and release calls, which drivers serialise anyway; never while waiting
 // for a fence, nor while calling a reclaimer. Fences that complete late hold up
@@ -140,6 +145,11 @@ struct DeviceMemoryOptions {
   // Unmapped pages kept as handles for re-use beyond this many go back to the
   // driver at once; default: keep all until Trim or memory is short.
   PageCount cache_limit = PageCount(UINT64_MAX);
+  // A thread keeps this many pages cached, as the limit allows, so that commits
+  // find handles that were made while the device computed. It fills up at start
+  // and after commits; what Trim gave back it makes again after the next
+  // commit. 0: there is no thread.
+  PageCount prepare_ahead;
   // When pressure begins and ends.
   PressureThresholds pressure;
   // Told of commits, decommits and failures; null: nobody. Outlives the memory.
@@ -193,6 +203,8 @@ class DeviceMemory {
   DeviceId device() const;
   Bytes page_size() const;
   OwnerRegistry* owners() const;
+  // Whether this process is a child of the one that made the memory. One load.
+  bool in_forked_child() const;
   // All addresses of this memory: what statistics call address_space, from
   // here.
   DeviceAddress first_address() const;

@@ -21,6 +21,10 @@ struct RuntimeOptions {
   Bytes page_size = MiB(2);
   // Physical memory that Quire may use on each device; 0: what is free there.
   Bytes limit;
+  // Of what is free on each device, left to others: DeviceMemoryOptions.
+  Bytes headroom;
+  // Pages that a thread per device keeps prepared; 0: there is none.
+  PageCount prepare_ahead;
   // Events kept for reports; 0 switches the trace off.
   size_t trace_capacity = 16384;
 };
@@ -30,6 +34,7 @@ class Runtime {
   // Takes the driver. Every device of it gets a pool and an allocator.
   static absl::StatusOr<std::unique_ptr<Runtime>> Create(
       std::unique_ptr<Driver> driver, RuntimeOptions options);
+  // In a forked child the devices are left to the parent.
   ~Runtime();
 
   Driver* driver() const { return driver_.get(); }
