@@ -142,6 +142,20 @@ quire_status quire_stream_create(quire_runtime* runtime, int32_t device,
   });
 }
 
+quire_status quire_stream_adopt(quire_runtime* runtime, int32_t device,
+                                void* cuda_stream, uint64_t* stream) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"runtime", runtime}, {"stream", stream}}));
+    QUIRE_RETURN_IF_ERROR(CheckDevice(*runtime->runtime, device));
+    QUIRE_ASSIGN_OR_RETURN(
+        const StreamId adopted,
+        runtime->runtime->driver()->AdoptStream(DeviceId(device), cuda_stream));
+    *stream = adopted.value();
+    return absl::OkStatus();
+  });
+}
+
 quire_status quire_stream_destroy(quire_runtime* runtime,
                                   uint64_t stream) noexcept {
   return Call([&]() -> absl::Status {

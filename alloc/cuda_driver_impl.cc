@@ -60,6 +60,7 @@ class CudaDriver : public Driver {
   absl::Status Unmap(DeviceAddress address, Bytes size) override;
 
   absl::StatusOr<StreamId> CreateStream(DeviceId device) override;
+  absl::StatusOr<StreamId> AdoptStream(DeviceId device, void* stream) override;
   absl::Status DestroyStream(StreamId stream) override;
   absl::Status SynchronizeStream(StreamId stream) override;
   absl::StatusOr<EventId> CreateEvent(DeviceId device) override;
@@ -91,6 +92,7 @@ class CudaDriver : public Driver {
   struct Stream {
     CUstream stream;
     DeviceId device;
+    bool adopted = false;  // not ours to destroy
   };
   struct Event {
     CUevent event;
@@ -141,6 +143,8 @@ CudaDriver::~CudaDriver() {
     MutexLock lock(&stream_mutex_);
     for (const auto& [id, stream] : streams_) {
       const auto context = contexts_.Enter(stream.device);
+      // An adopted stream may be gone: its owner has had to wait for it.
+      if (stream.adopted) continue;
       (void)cuda_.StreamSynchronize(stream.stream);
       (void)cuda_.StreamDestroy(stream.stream);
     }
@@ -321,9 +325,27 @@ absl::StatusOr<StreamId> CudaDriver::CreateStream(DeviceId device) {
         "cuStreamCreate", cuda_.StreamCreate(&stream, CU_STREAM_NON_BLOCKING)));
     MutexLock lock(&stream_mutex_);
     const StreamId id(++last_id_);
-    streams_[id] = {stream, device};
+    streams_[id] = {stream, device, /*adopted=*/false};
     return id;
   });
+}
+
+absl::StatusOr<StreamId> CudaDriver::AdoptStream(DeviceId device,
+                                                 void* stream) {
+  QUIRE_RETURN_IF_ERROR(CheckDevice("AdoptStream", device, device_count()));
+  // Null means the default stream of whatever context is current: by its own
+  // name it is that of the device, whose context is entered for each call.
+  CUstream native =
+      stream == nullptr ? CU_STREAM_LEGACY : static_cast<CUstream>(stream);
+  MutexLock lock(&stream_mutex_);
+  for (const auto& [id, known] : streams_) {
+    if (known.adopted && known.stream == native && known.device == device) {
+      return id;
+    }
+  }
+  const StreamId id(++last_id_);
+  streams_[id] = {native, device, /*adopted=*/true};
+  return id;
 }
 
 absl::Status CudaDriver::DestroyStream(StreamId stream) {
@@ -331,9 +353,12 @@ absl::Status CudaDriver::DestroyStream(StreamId stream) {
     QUIRE_RETURN_IF_ERROR(
         OnStream("cuStreamSynchronize", stream,
                  [&](CUstream s) { return cuda_.StreamSynchronize(s); }));
-    QUIRE_RETURN_IF_ERROR(OnStream("cuStreamDestroy", stream, [&](CUstream s) {
-      return cuda_.StreamDestroy(s);
-    }));
+    QUIRE_ASSIGN_OR_RETURN(const Stream found, FindStream(stream));
+    if (!found.adopted) {
+      QUIRE_RETURN_IF_ERROR(
+          OnStream("cuStreamDestroy", stream,
+                   [&](CUstream s) { return cuda_.StreamDestroy(s); }));
+    }
     MutexLock lock(&stream_mutex_);
     streams_.erase(stream);
     return absl::OkStatus();

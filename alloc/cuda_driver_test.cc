@@ -93,6 +93,37 @@ TEST_F(CudaDriverTest, MapsARunWithOneAccessCall) {
   EXPECT_TRUE(driver_->ReleaseAddress(base, Bytes(4 * kPageBytes)).ok());
 }
 
+TEST_F(CudaDriverTest, AdoptsStreamsOfTheProgramAndLeavesThemToIt) {
+  const CudaFunctionTable table = cuda_->Table();
+  CUcontext context = nullptr;
+  ASSERT_EQ(table.DevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+  ASSERT_EQ(table.CtxPushCurrent(context), CUDA_SUCCESS);
+  CUstream native = nullptr;
+  ASSERT_EQ(table.StreamCreate(&native, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+
+  const StreamId stream = *driver_->AdoptStream(DeviceId(0), native);
+  EXPECT_EQ(*driver_->AdoptStream(DeviceId(0), native), stream);
+  EXPECT_STATUS(kInvalidArgument, "no device 7",
+                driver_->AdoptStream(DeviceId(7), native).status());
+  const EventId event = *driver_->CreateEvent(DeviceId(0));
+  EXPECT_EQ(driver_->RecordEvent(event, stream), absl::OkStatus());
+  EXPECT_EQ(driver_->SynchronizeEvent(event), absl::OkStatus());
+  EXPECT_EQ(driver_->DestroyEvent(event), absl::OkStatus());
+  EXPECT_EQ(driver_->DestroyStream(stream), absl::OkStatus());
+  EXPECT_STATUS(kNotFound, "", driver_->SynchronizeStream(stream));
+
+  // It is still the program's; and one that is not given up is left alone at
+  // the end, since it may be gone by then.
+  ASSERT_TRUE(driver_->AdoptStream(DeviceId(0), native).ok());
+  ASSERT_EQ(table.StreamDestroy(native), CUDA_SUCCESS);
+  CUcontext popped = nullptr;
+  ASSERT_EQ(table.CtxPopCurrent(&popped), CUDA_SUCCESS);
+  ASSERT_EQ(table.DevicePrimaryCtxRelease(0), CUDA_SUCCESS);
+  const int destroyed = cuda_->CallsOf("cuStreamDestroy");
+  driver_.reset();
+  EXPECT_EQ(cuda_->CallsOf("cuStreamDestroy"), destroyed);
+}
+
 TEST_F(CudaDriverTest, GrantsAccessToEveryPeerThatReachesTheDevice) {
   Start({.device_count = 3});
   const DeviceAddress base = Reserve(1);

@@ -173,6 +173,12 @@ absl::StatusOr<StreamId> FaultyDriver::CreateStream(DeviceId device) {
                  [&] { return driver_->CreateStream(device); });
 }
 
+// No call to a driver is behind it.
+absl::StatusOr<StreamId> FaultyDriver::AdoptStream(DeviceId device,
+                                                   void* stream) {
+  return driver_->AdoptStream(device, stream);
+}
+
 absl::Status FaultyDriver::DestroyStream(StreamId stream) {
   return Forward(DriverCall::kDestroyStream,
                  [&] { return driver_->DestroyStream(stream); });

@@ -33,7 +33,8 @@
 // Threads. Every function may be called from any thread at any time, also on
 // one handle, until the handle is destroyed. Errors are kept for each thread.
 //
-// Streams. A stream is a number from quire_stream_create; 0 is no stream.
+// Streams. A stream is a number from quire_stream_create or
+// quire_stream_adopt; 0 is no stream.
 // Nothing is stream-ordered unless the function says so.
 //
 // Structs begin with their size, which the caller sets to sizeof, so that
@@ -211,6 +212,13 @@ QUIRE_C_FUNCTION quire_status quire_runtime_get_report(
 // for a device that is not there.
 QUIRE_C_FUNCTION quire_status quire_stream_create(
     quire_runtime* runtime, int32_t device, uint64_t* stream) QUIRE_C_NOEXCEPT;
+// A number for a stream that the program made itself: a CUstream, which is also
+// a cudaStream_t; NULL is the device's default stream. The same number for the
+// same stream. The stream must live until quire_stream_destroy, which leaves it to
+// whoever made it. QUIRE_UNAVAILABLE on the host driver.
+QUIRE_C_FUNCTION quire_status
+quire_stream_adopt(quire_runtime* runtime, int32_t device, void* cuda_stream,
+                   uint64_t* stream) QUIRE_C_NOEXCEPT;
 // Both wait for the work queued on the stream. QUIRE_NOT_FOUND for a stream
 // that does not exist: destroying one twice is an error without harm.
 QUIRE_C_FUNCTION quire_status

@@ -121,7 +121,17 @@ class Driver {
 
   // ---- Streams and events ----
   virtual absl::StatusOr<StreamId> CreateStream(DeviceId device) = 0;
-  // Waits for the work queued on the stream.
+  // A number for a stream that the program made itself: a CUstream, which is
+  // also a cudaStream_t; null is the device's default stream. The same one for
+  // the same stream, until it is destroyed here. The stream must live until
+  // then. Errors: kUnavailable where the driver has no other streams than its
+  // own.
+  virtual absl::StatusOr<StreamId> AdoptStream(DeviceId /*device*/,
+                                               void* /*stream*/) {
+    return absl::UnavailableError(name() + " has no streams to adopt");
+  }
+  // Waits for the work queued on the stream. What was adopted is forgotten, and
+  // stays with whoever made it.
   virtual absl::Status DestroyStream(StreamId stream) = 0;
   virtual absl::Status SynchronizeStream(StreamId stream) = 0;
 

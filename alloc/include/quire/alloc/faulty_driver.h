@@ -86,6 +86,7 @@ class FaultyDriver : public Driver {
                    std::span<const PageHandle> pages) override;
   absl::Status Unmap(DeviceAddress address, Bytes size) override;
   absl::StatusOr<StreamId> CreateStream(DeviceId device) override;
+  absl::StatusOr<StreamId> AdoptStream(DeviceId device, void* stream) override;
   absl::Status DestroyStream(StreamId stream) override;
   absl::Status SynchronizeStream(StreamId stream) override;
   absl::StatusOr<EventId> CreateEvent(DeviceId device) override;
