@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "alloc/allocator_impl.h"
+#include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
@@ -120,8 +121,13 @@ std::unique_ptr<DeviceAllocator> DeviceAllocator::Create(
 
 DeviceAllocator::DeviceAllocator(std::unique_ptr<Impl> impl)
     : impl_(std::move(impl)) {}
-DeviceAllocator::~DeviceAllocator() = default;
+DeviceAllocator::~DeviceAllocator() {
+  // What it holds is the parent's.
+  if (impl_->in_forked_child()) (void)impl_.release();
+}
 
+// Allocate and Free find no cache in a forked child, and look on their slow
+// paths.
 absl::StatusOr<DeviceAddress> DeviceAllocator::Allocate(
     Bytes size, const AllocateOptions& options) {
   return impl_->Allocate(size, options);
@@ -131,41 +137,54 @@ absl::Status DeviceAllocator::Free(DeviceAddress address, StreamId stream) {
 }
 absl::Status DeviceAllocator::RecordStream(DeviceAddress address,
                                            StreamId stream) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->RecordStream(address, stream);
 }
 std::optional<AllocationInfo> DeviceAllocator::Find(
     DeviceAddress address) const {
+  if (impl_->in_forked_child()) return std::nullopt;
   return impl_->Find(address);
 }
-Bytes DeviceAllocator::Trim(Bytes keep) { return impl_->Trim(keep); }
+Bytes DeviceAllocator::Trim(Bytes keep) {
+  return impl_->in_forked_child() ? Bytes(0) : impl_->Trim(keep);
+}
 absl::StatusOr<CompactionReport> DeviceAllocator::Mesh(
     const QuiescentSection& section, const MeshOptions& options) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->Mesh(section, options);
 }
 absl::StatusOr<RelocationPass> DeviceAllocator::BeginRelocation(
     const QuiescentSection& section, const RelocationLimits& limits) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->BeginRelocation(section, limits);
 }
 absl::StatusOr<CompactionReport> DeviceAllocator::Compact(
     const QuiescentSection& section, CompactionPolicy* policy) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->Compact(section, policy);
 }
 absl::Status DeviceAllocator::Pin(DeviceAddress address) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->Pin(address);
 }
 absl::Status DeviceAllocator::Unpin(DeviceAddress address) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->Unpin(address);
 }
 AllocatorStatistics DeviceAllocator::GetStatistics() const {
+  if (impl_->in_forked_child()) return AllocatorStatistics();
   return impl_->GetStatistics();
 }
 Bytes DeviceAllocator::GetLargestPossible(OwnerId owner) const {
+  if (impl_->in_forked_child()) return Bytes(0);
   return impl_->GetLargestPossible(owner);
 }
 std::vector<AllocationInfo> DeviceAllocator::CalculateLiveAllocations() const {
+  if (impl_->in_forked_child()) return {};
   return impl_->CalculateLiveAllocations();
 }
 absl::Status DeviceAllocator::CheckInvariants() const {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->CheckInvariants();
 }
 

@@ -33,6 +33,7 @@ constexpr uint64_t kFitDivisor = 64;
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
     Bytes size, const AllocateOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckNotForked());
   const Request request = {size, options.stream, options.owner,
                            std::max(options.alignment, kDefaultAlignment),
                            options.movable};

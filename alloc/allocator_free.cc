@@ -9,6 +9,7 @@ namespace quire {
 
 absl::Status DeviceAllocator::Impl::FreeSlow(DeviceAddress address,
                                              StreamId stream) {
+  QUIRE_RETURN_IF_ERROR(CheckNotForked());
   const HookDeferral deferral(memory_);
   OwnerHeap* heap = nullptr;
   {

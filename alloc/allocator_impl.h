@@ -35,6 +35,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/fork_guard.h"
 #include "alloc/owner_heap.h"
 #include "alloc/size_classes.h"
 #include "alloc/span.h"
@@ -59,6 +60,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   Impl(DeviceMemory* memory, const DeviceAllocatorOptions& options,
        absl::StatusOr<std::unique_ptr<SpanTable>> spans);
   ~Impl() override;
+
+  bool in_forked_child() const { return fork_guard_.in_child(); }
+  absl::Status CheckNotForked() const { return fork_guard_.Check(); }
 
   absl::StatusOr<DeviceAddress> Allocate(Bytes size,
                                          const AllocateOptions& options);
@@ -301,6 +305,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status CheckCooling() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const ForkGuard fork_guard_;
   DeviceMemory* const memory_;
   const DeviceAllocatorOptions options_;
   const SizeClasses classes_;

@@ -2,12 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -15,26 +12,12 @@
 
 #include "alloc/fork_guard.h"
 #include "alloc/testing/device_memory_fixture.h"
+#include "alloc/testing/run_in_child.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/runtime.h"
 
 namespace quire {
 namespace {
-
-// What went wrong in a child is told by its exit status: the number of the
-// first check that failed. A child that hangs is ended by its alarm.
-int RunInChild(const std::function<int()>& checks) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(30);
-    _exit(checks());
-  }
-  EXPECT_GT(child, 0);
-  int status = -1;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
 
 TEST(ForkGuardTest, KnowsChildrenOfChildren) {
   const ForkGuard guard;

@@ -1,11 +1,17 @@
 #include "alloc/thread_cache_index.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <utility>
 #include <vector>
 
 namespace quire {
+
+thread_local constinit ThreadCacheIndex thread_cache_index
+    __attribute__((tls_model("initial-exec")));
+
 namespace {
 
 // Caches of one allocator in one thread. Programs that make a stream for each
@@ -40,13 +46,20 @@ struct ThreadCaches {
 
 thread_local ThreadCaches thread_caches;
 
-}  // namespace
+// In a forked child the caches are the parent's, and so are the allocators:
+// locks of theirs may be held by threads that are not there.
+void ForgetCaches() {
+  thread_cache_index = ThreadCacheIndex();
+  thread_caches.refs.clear();
+  thread_caches.anchors.clear();
+}
 
-thread_local constinit ThreadCacheIndex thread_cache_index
-    __attribute__((tls_model("initial-exec")));
+}  // namespace
 
 void AddToThreadCacheIndex(const std::shared_ptr<ThreadCacheAnchor>& anchor,
                            const ThreadCacheRef& ref) {
+  static const int registered = pthread_atfork(nullptr, nullptr, &ForgetCaches);
+  (void)registered;
   ThreadCaches& mine = thread_caches;
   for (size_t i = mine.refs.size(); i-- > 0;) {
     bool gone = false;

@@ -17,7 +17,8 @@
 // the free" may be as late as the last of them, or the moment memory is short.
 //
 // Metadata is on the host only; the allocator never reads or writes the memory
-// that it hands out. Thread-safe.
+// that it hands out. Thread-safe. In a forked child every call is
+// kFailedPrecondition, or says that there is nothing.
 
 #ifndef QUIRE_ALLOC_ALLOCATOR_H_
 #define QUIRE_ALLOC_ALLOCATOR_H_
