@@ -32,7 +32,7 @@ inline uint64_t HighHalfOfProduct(uint64_t a, uint64_t b) {
 // What threads read without the allocator's lock (the first group) is set
 // before any address of the span is handed out, and changes only when none is
 // live.
-struct Span {
+struct alignas(64) Span {
   uint64_t base = 0;        // address of the first slot
   uint64_t slot_size = 0;   // a large or parked span is one slot
   uint64_t reciprocal = 0;  // 2^64 / slot_size, rounded up
@@ -42,7 +42,8 @@ struct Span {
   OwnerHeap* heap = nullptr;
 
   // ---- With the allocator's lock ----
-  AddressRange* range = nullptr;
+  // On another cache line, so that whoever has the lock is not in the way.
+  alignas(64) AddressRange* range = nullptr;
   size_t index = 0;  // in the table of spans
   // Parked: nobody has it, and no use of it is left.
   bool parked = false;

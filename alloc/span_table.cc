@@ -81,10 +81,11 @@ void SpanTable::SetRecords(Span* span, uint32_t slots) {
     if (unused_records_.size() <= power) unused_records_.resize(power + 1);
     auto& unused = unused_records_[power];
     if (unused.empty()) {
-      const size_t length = size_t{1} << power;
-      record_storage_.push_back(std::make_unique<AtomicSlotRecord[]>(length));
-      metadata_bytes_ += length * sizeof(AtomicSlotRecord);
-      unused.push_back(record_storage_.back().get());
+      const size_t lines =
+          ((size_t{1} << power) + kRecordsPerLine - 1) / kRecordsPerLine;
+      record_storage_.push_back(std::make_unique<RecordLine[]>(lines));
+      metadata_bytes_ += lines * sizeof(RecordLine);
+      unused.push_back(record_storage_.back()[0].records);
     }
     span->records = unused.back();
     unused.pop_back();

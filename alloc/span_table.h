@@ -76,7 +76,13 @@ class SpanTable {
   std::vector<size_t> unused_indices_;
   // Arrays of records by the power of two of their length.
   std::vector<std::vector<AtomicSlotRecord*>> unused_records_;
-  std::vector<std::unique_ptr<AtomicSlotRecord[]>> record_storage_;
+  // Whole cache lines, so that threads which work in different slabs do not
+  // write to the same one.
+  static constexpr size_t kRecordsPerLine = 64 / sizeof(AtomicSlotRecord);
+  struct alignas(64) RecordLine {
+    AtomicSlotRecord records[kRecordsPerLine];
+  };
+  std::vector<std::unique_ptr<RecordLine[]>> record_storage_;
   uint64_t metadata_bytes_ = 0;
 };
 
