@@ -93,8 +93,6 @@ void StopCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches) {
   for (const auto& cache : caches) cache->RequestStop();
   if (ThreadCache::barriers_are_asymmetric_) {
     Membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
-  } else {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   for (const auto& cache : caches) {
     while (cache->inside()) std::this_thread::yield();

@@ -11,7 +11,7 @@
 // says that it is inside, then looks whether it has been stopped; the allocator
 // says stop, makes every running thread of the process pass a memory barrier (a
 // system call), and waits until the thread is not inside. Where the kernel has
-// no such call, threads use a fence of their own.
+// no such call, threads pay for sequential consistency.
 //
 // Locking: Enter/Leave, and what is REQUIRED to be inside, are the thread's.
 // All else needs the allocator's lock and the cache stopped, or the thread
@@ -70,13 +70,14 @@ class alignas(64) ThreadCache {
   // ---- The thread ----
   // False where the cache is stopped: the slow path will do.
   bool Enter() {
-    inside_.store(true, std::memory_order_relaxed);
-    if (barriers_are_asymmetric_) {
+    if (barriers_are_asymmetric_) [[likely]] {
+      inside_.store(true, std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);
     } else {
-      std::atomic_thread_fence(std::memory_order_seq_cst);
+      // With the loads and stores of whoever stops in one order.
+      inside_.store(true, std::memory_order_seq_cst);
     }
-    if (stopped_.load(std::memory_order_acquire)) [[unlikely]] {
+    if (stopped_.load(std::memory_order_seq_cst)) [[unlikely]] {
       Leave();
       return false;
     }
@@ -145,8 +146,8 @@ class alignas(64) ThreadCache {
   bool Grow(int size_class, uint64_t slot_size);
 
   // Keeps the thread out from the next Enter on. See StopCaches.
-  void RequestStop() { stopped_.store(true, std::memory_order_release); }
-  bool inside() const { return inside_.load(std::memory_order_acquire); }
+  void RequestStop() { stopped_.store(true, std::memory_order_seq_cst); }
+  bool inside() const { return inside_.load(std::memory_order_seq_cst); }
   void Resume() { stopped_.store(false, std::memory_order_release); }
 
  private:
