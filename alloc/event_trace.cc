@@ -1,7 +1,12 @@
 #include "quire/alloc/event_trace.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <limits>
 #include <utility>
+
+#include "alloc/event_ring.h"
 
 namespace quire {
 namespace {
@@ -13,68 +18,197 @@ uint64_t SteadyNanoseconds() {
           .count());
 }
 
+std::atomic<uint64_t> next_trace_serial{1};
+std::atomic<uint32_t> next_thread_number{1};
+
+// What Record needs at hand: trivial, so that it is still there while a thread
+// ends.
+struct Recent {
+  uint64_t trace_serial = 0;  // 0: of no trace
+  EventRing* ring = nullptr;
+  uint32_t thread = 0;  // 0: not numbered yet
+  bool ended = false;   // this thread's rings went back
+};
+constinit thread_local Recent recent;
+
+// The rings that this thread writes, one per trace. Each is shared with its
+// trace, so that neither outlives what the other needs.
+class HeldRings {
+ public:
+  ~HeldRings() {
+    for (const Held& held : held_) held.ring->LetGo();
+    recent.trace_serial = 0;
+    recent.ended = true;
+  }
+
+  EventRing* Find(uint64_t trace_serial) const {
+    for (const Held& held : held_) {
+      if (held.trace_serial == trace_serial) return held.ring.get();
+    }
+    return nullptr;
+  }
+  void Add(uint64_t trace_serial, std::shared_ptr<EventRing> ring) {
+    // Rings that nobody else knows are those of traces that are gone.
+    std::erase_if(held_,
+                  [](const Held& held) { return held.ring.use_count() == 1; });
+    held_.push_back({trace_serial, std::move(ring)});
+  }
+
+ private:
+  struct Held {
+    uint64_t trace_serial;
+    std::shared_ptr<EventRing> ring;
+  };
+  std::vector<Held> held_;
+};
+thread_local HeldRings held_rings;
+
+uint32_t ThisThread() {
+  if (recent.thread == 0) {
+    recent.thread = next_thread_number.fetch_add(1, std::memory_order_relaxed);
+  }
+  return recent.thread;
+}
+
+constexpr struct {
+  TraceAction action;
+  const char* name;
+} kActionNames[] = {
+    {TraceAction::kAllocate, "allocate"},
+    {TraceAction::kFree, "free"},
+    {TraceAction::kFreeCompleted, "free_completed"},
+    {TraceAction::kOutOfMemory, "out_of_memory"},
+    {TraceAction::kCommit, "commit"},
+    {TraceAction::kDecommit, "decommit"},
+    {TraceAction::kReserve, "reserve"},
+    {TraceAction::kRelease, "release"},
+    {TraceAction::kLimit, "limit"},
+    {TraceAction::kTrim, "trim"},
+    {TraceAction::kMesh, "mesh"},
+    {TraceAction::kRelocate, "relocate"},
+    {TraceAction::kSleep, "sleep"},
+    {TraceAction::kWake, "wake"},
+    {TraceAction::kMark, "mark"},
+};
+
 }  // namespace
 
 const char* TraceActionName(TraceAction action) {
-  switch (action) {
-    case TraceAction::kAllocate:
-      return "allocate";
-    case TraceAction::kFree:
-      return "free";
-    case TraceAction::kCommit:
-      return "commit";
-    case TraceAction::kDecommit:
-      return "decommit";
-    case TraceAction::kOutOfMemory:
-      return "out_of_memory";
-    case TraceAction::kMark:
-      return "mark";
+  for (const auto& known : kActionNames) {
+    if (known.action == action) return known.name;
   }
   return "unknown";
 }
 
+std::optional<TraceAction> TraceActionFromName(std::string_view name) {
+  for (const auto& known : kActionNames) {
+    if (known.name == name) return known.action;
+  }
+  return std::nullopt;
+}
+
 EventTrace::EventTrace(size_t capacity)
-    : capacity_(capacity), start_(SteadyNanoseconds()) {}
+    : capacity_(capacity),
+      serial_(next_trace_serial.fetch_add(1, std::memory_order_relaxed)),
+      start_(SteadyNanoseconds()) {}
+
+EventTrace::~EventTrace() = default;
+
+uint64_t EventTrace::Now() const { return SteadyNanoseconds() - start_; }
+
+EventRing* EventTrace::FindRing() {
+  if (recent.ended) return nullptr;
+  EventRing* ring = held_rings.Find(serial_);
+  if (ring == nullptr) {
+    MutexLock lock(&mutex_);
+    std::shared_ptr<EventRing> shared;
+    // The ring of a thread that has ended serves the next one, so that memory
+    // is bounded by the threads there are at a time.
+    for (const std::shared_ptr<EventRing>& each : rings_) {
+      if (!each->TryHold()) continue;
+      shared = each;
+      break;
+    }
+    if (shared == nullptr) {
+      shared = std::make_shared<EventRing>(capacity_);
+      (void)shared->TryHold();
+      rings_.push_back(shared);
+    }
+    ring = shared.get();
+    held_rings.Add(serial_, std::move(shared));
+  }
+  recent.trace_serial = serial_;
+  recent.ring = ring;
+  return ring;
+}
 
 void EventTrace::Record(TraceAction action, OwnerId owner,
-                        DeviceAddress address, Bytes size, Bytes in_use) {
-  Add({0, action, owner, address, size, in_use, std::string()});
+                        DeviceAddress address, Bytes size, Bytes in_use,
+                        StreamId stream) {
+  if (capacity_ == 0) return;
+  TraceEvent event;
+  event.nanoseconds = Now();
+  event.action = action;
+  event.owner = owner;
+  event.address = address;
+  event.size = size;
+  event.in_use = in_use;
+  event.stream = stream;
+  event.thread = ThisThread();
+  EventRing* const ring =
+      recent.trace_serial == serial_ ? recent.ring : FindRing();
+  if (ring != nullptr) return ring->Push(event);
+  MutexLock lock(&mutex_);
+  if (late_ring_ == nullptr) {
+    late_ring_ = std::make_shared<EventRing>(capacity_);
+    (void)late_ring_->TryHold();  // never a thread's
+    rings_.push_back(late_ring_);
+  }
+  late_ring_->Push(event);
 }
 
 void EventTrace::Mark(std::string label) {
-  Add({0, TraceAction::kMark, OwnerId(), DeviceAddress(), Bytes(), Bytes(),
-       std::move(label)});
+  if (capacity_ == 0) return;
+  TraceEvent event;
+  event.thread = ThisThread();
+  event.label = std::move(label);
+  MutexLock lock(&mutex_);
+  // The clock is read under the lock, so that marks are in order of time.
+  event.nanoseconds = Now();
+  marks_.push_back(std::move(event));
+  if (marks_.size() > capacity_) marks_.pop_front();
+  ++total_marks_;
 }
 
-void EventTrace::Add(TraceEvent event) {
-  if (capacity_ == 0) return;
-  MutexLock lock(&mutex_);
-  // The clock is read under the lock, so that the ring is in order of time.
-  event.nanoseconds = SteadyNanoseconds() - start_;
-  if (ring_.size() < capacity_) {
-    ring_.push_back(std::move(event));
-  } else {
-    ring_[total_ % capacity_] = std::move(event);
-  }
-  ++total_;
+uint64_t EventTrace::Total() const {
+  uint64_t total = total_marks_;
+  for (const auto& ring : rings_) total += ring->count();
+  return total;
 }
 
 std::vector<TraceEvent> EventTrace::Events() const {
-  MutexLock lock(&mutex_);
   std::vector<TraceEvent> events;
-  events.reserve(ring_.size());
-  const size_t oldest = ring_.size() < capacity_ || capacity_ == 0
-                            ? 0
-                            : static_cast<size_t>(total_ % capacity_);
-  for (size_t i = 0; i < ring_.size(); ++i) {
-    events.push_back(ring_[(oldest + i) % ring_.size()]);
+  {
+    MutexLock lock(&mutex_);
+    events.assign(marks_.begin(), marks_.end());
+    for (const auto& ring : rings_) ring->AppendTo(&events);
+  }
+  std::stable_sort(events.begin(), events.end(),
+                   [](const TraceEvent& a, const TraceEvent& b) {
+                     return a.nanoseconds < b.nanoseconds;
+                   });
+  // Each ring keeps as many as all of them may: what is last of all is there.
+  if (events.size() > capacity_) {
+    events.erase(events.begin(),
+                 events.end() - static_cast<std::ptrdiff_t>(capacity_));
   }
   return events;
 }
 
 uint64_t EventTrace::dropped() const {
   MutexLock lock(&mutex_);
-  return total_ - ring_.size();
+  const uint64_t total = Total();
+  return total - std::min<uint64_t>(total, capacity_);
 }
 
 }  // namespace quire
