@@ -166,8 +166,11 @@ std::string TimelineTable(const MemorySnapshot& snapshot) {
   };
   std::vector<Row> rows;
   for (size_t i = 0; i < timeline.nanoseconds.size(); ++i) {
-    rows.push_back({timeline.nanoseconds[i],
-                    {"live", FormatBytes(Bytes(timeline.live[i]))}});
+    rows.push_back(
+        {timeline.nanoseconds[i],
+         {"live", absl::StrCat(FormatBytes(Bytes(timeline.live[i])), ", of it ",
+                               FormatBytes(Bytes(timeline.requested[i])),
+                               " asked for")}});
   }
   for (const Timeline::Mark& mark : timeline.marks) {
     rows.push_back({mark.nanoseconds, {"mark", mark.label}});
@@ -293,15 +296,16 @@ std::string Fill(
 std::string RenderHtml(const MemorySnapshot& snapshot,
                        const std::string& json) {
   const MemorySnapshot::Device& device = snapshot.device;
-  std::string verdict;
-  if (snapshot.verdict) {
-    absl::StrAppend(&verdict, "<p class=\"verdict\" role=\"note\">",
-                    Escape(snapshot.verdict->ToString()), "</p>");
+  std::string notes;
+  const auto add_note = [&](const std::string& text) {
+    absl::StrAppend(&notes, "<p class=\"verdict\" role=\"note\">", Escape(text),
+                    "</p>");
+  };
+  if (snapshot.verdict) add_note(snapshot.verdict->ToString());
+  for (const MemorySnapshot::Growth& growth : snapshot.growth) {
+    add_note(DescribeGrowth(snapshot, growth));
   }
-  if (snapshot.health != "OK") {
-    absl::StrAppend(&verdict, "<p class=\"verdict\" role=\"note\">",
-                    Escape(snapshot.health), "</p>");
-  }
+  if (snapshot.health != "OK") add_note(snapshot.health);
   return Fill(
       kMemoryPage,
       {{"title", absl::StrCat("Memory of device ", device.id)},
@@ -310,7 +314,7 @@ std::string RenderHtml(const MemorySnapshot& snapshot,
                             FormatBytes(device.total), "; limit ",
                             FormatBytes(snapshot.memory.limit), "; pages of ",
                             FormatBytes(snapshot.memory.page_size)))},
-       {"verdict", verdict},
+       {"notes", notes},
        {"tiles", Tiles(snapshot)},
        {"page_runs", PageRuns(snapshot)},
        {"timeline", TimelineTable(snapshot)},

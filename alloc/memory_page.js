@@ -316,16 +316,36 @@ function drawTimeline() {
     }));
     addLegend(legend, "timeline-swatch", owner, owner.name);
   }
-  const line = [];
-  for (let i = 0; i < times.length; ++i) {
-    const next = i + 1 < times.length ? times[i + 1] : end;
-    line.push(`${x(times[i])},${y(timeline.live[i])}`,
-              `${x(next)},${y(timeline.live[i])}`);
+  function drawLine(values, attributes) {
+    const points = [];
+    for (let i = 0; i < times.length; ++i) {
+      const next = i + 1 < times.length ? times[i + 1] : end;
+      points.push(`${x(times[i])},${y(values[i])}`,
+                  `${x(next)},${y(values[i])}`);
+    }
+    chart.append(svg("polyline", {
+      points: points.join(" "), fill: "none", "stroke-width": 1.5,
+      style: "stroke: var(--ink)", ...attributes,
+    }));
   }
-  chart.append(svg("polyline", {
-    points: line.join(" "), fill: "none", "stroke-width": 1.5,
-    style: "stroke: var(--ink)",
-  }));
+  drawLine(timeline.live, {});
+  drawLine(timeline.requested.map((bytes) => Math.min(bytes, ceiling)),
+           {"stroke-dasharray": "3 2"});
+  const requestedItem = document.createElement("li");
+  requestedItem.textContent = "dashed line: asked for";
+  legend.append(requestedItem);
+  // Where memory grew: the sentences above the chart say how.
+  for (const growth of snapshot.growth.filter((g) => g.owner === null)) {
+    const from = Math.max(begin, growth.from_nanoseconds);
+    const to = Math.max(from, Math.min(end, growth.to_nanoseconds));
+    chart.append(svg("line", {
+      x1: x(from), y1: y(growth.held_from), x2: x(to), y2: y(growth.held_to),
+      "stroke-width": 2.5, style: "stroke: var(--alarm)",
+    }));
+    chart.append(svg("text", {
+      x: x(from) + 6, y: y(growth.held_from) - 6,
+    }, growth.kind === "leak" ? "grows: a leak?" : "grows: fragmentation"));
+  }
   if (showLimit) {
     chart.append(svg("line", {
       x1: left, x2: width - right, y1: y(limit), y2: y(limit),
@@ -383,7 +403,8 @@ function drawTimeline() {
     const parts = stacked.filter((column) => column.live[i] > 0)
         .map((c) => `${ownerOf(c.owner).name} ${formatBytes(c.live[i])}`);
     detail.textContent = `${formatTime(times[i] - begin)}: ` +
-        `${formatBytes(timeline.live[i])} live` +
+        `${formatBytes(timeline.live[i])} live, ` +
+        `${formatBytes(timeline.requested[i])} asked for` +
         (parts.length > 0 ? ` (${parts.join(", ")})` : "");
   }
   chart.addEventListener("pointermove", (event) => {

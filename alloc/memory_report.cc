@@ -122,6 +122,30 @@ std::string OwnerName(const MemorySnapshot& snapshot, uint32_t owner) {
   return absl::StrCat("owner ", owner);
 }
 
+std::string DescribeGrowth(const MemorySnapshot& snapshot,
+                           const MemorySnapshot::Growth& growth) {
+  const MemoryGrowth& found = growth.growth;
+  const auto seconds = [](uint64_t nanoseconds) {
+    return absl::StrFormat("%.3f s", static_cast<double>(nanoseconds) / 1e9);
+  };
+  const std::string what =
+      growth.owner
+          ? absl::StrCat("\"", OwnerName(snapshot, *growth.owner), "\"")
+          : "the device";
+  std::string text = absl::StrCat(
+      "growth of ", what, " from ", seconds(found.from_nanoseconds), " to ",
+      seconds(found.to_nanoseconds), ": held ", FormatBytes(found.held_from),
+      " -> ", FormatBytes(found.held_to), ", asked for ",
+      FormatBytes(found.used_from), " -> ", FormatBytes(found.used_to));
+  switch (found.kind) {
+    case GrowthKind::kLeak:
+      return text + ": a leak, unless the program is still loading";
+    case GrowthKind::kFragmentation:
+      return text + ": fragmentation, more is held for the same use";
+  }
+  return text;
+}
+
 std::string FormatReport(const MemorySnapshot& snapshot) {
   const MemorySnapshot::Device& device = snapshot.device;
   std::string out = absl::StrCat(
@@ -135,6 +159,10 @@ std::string FormatReport(const MemorySnapshot& snapshot) {
   if (snapshot.verdict) {
     absl::StrAppend(&out, Printable(snapshot.verdict->ToString()), "\n\n");
   }
+  for (const MemorySnapshot::Growth& growth : snapshot.growth) {
+    absl::StrAppend(&out, Printable(DescribeGrowth(snapshot, growth)), "\n");
+  }
+  if (!snapshot.growth.empty()) out += "\n";
   AppendOwners(snapshot, &out);
   AppendMemory(snapshot, &out);
   absl::StrAppend(

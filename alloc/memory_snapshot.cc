@@ -1,6 +1,7 @@
 #include "quire/alloc/memory_snapshot.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -35,39 +36,71 @@ std::vector<TraceEvent> EventsOf(const DeviceMemory& memory,
   return kept;
 }
 
+// What each owner holds; owners that hold nothing are left out.
+std::map<uint32_t, Holding> CollectHoldings(
+    const std::vector<Bytes>& live,
+    const std::vector<MemorySnapshot::Page>& pages,
+    const std::vector<AllocationInfo>& allocations) {
+  std::map<uint32_t, Holding> holdings;
+  for (const MemorySnapshot::Page& page : pages) {
+    if (page.managed) holdings[page.owner].allocates = true;
+  }
+  for (uint32_t id = 0; id < live.size(); ++id) {
+    if (!live[id].zero()) holdings[id].pages = live[id].value();
+  }
+  for (const AllocationInfo& allocation : allocations) {
+    Holding& holding = holdings[allocation.owner.value()];
+    holding.allocates = true;
+    holding.requested =
+        CheckedAdd(holding.requested, allocation.requested.value())
+            .value_or(UINT64_MAX);
+  }
+  return holdings;
+}
+
 std::vector<MemorySnapshot::Owner> CollectOwners(
-    const OwnerRegistry& names, const std::vector<Bytes>& live,
+    const OwnerRegistry& names, const std::map<uint32_t, Holding>& holdings,
     const std::vector<AllocationInfo>& allocations, const Timeline& timeline) {
   std::map<uint32_t, MemorySnapshot::Owner> owners;
-  const auto owner_of = [&](uint32_t id) -> MemorySnapshot::Owner& {
-    MemorySnapshot::Owner& owner = owners[id];
-    owner.id = id;
-    return owner;
-  };
   // Registered owners are listed though they hold nothing: their rows are what
   // a reader looks for.
   const size_t registered = names.Names().size();
-  for (uint32_t id = 0; id < registered; ++id) owner_of(id);
-  for (uint32_t id = 0; id < live.size(); ++id) {
-    if (!live[id].zero()) owner_of(id).live = live[id];
+  for (uint32_t id = 0; id < registered; ++id) owners[id];
+  for (const auto& [id, holding] : holdings) {
+    owners[id].live = Bytes(holding.pages);
+    owners[id].requested = Bytes(holding.requested);
   }
   for (const AllocationInfo& allocation : allocations) {
-    MemorySnapshot::Owner& owner = owner_of(allocation.owner.value());
-    owner.requested = CheckedAdd(owner.requested, allocation.requested)
-                          .value_or(Bytes(UINT64_MAX));
-    ++owner.allocations;
+    ++owners[allocation.owner.value()].allocations;
   }
   std::vector<MemorySnapshot::Owner> result;
   for (auto& [id, owner] : owners) {
+    owner.id = id;
     owner.name = names.Name(OwnerId(id));
     // The one owner that always exists is left out where nothing tells of it.
-    if (id == kUnnamedOwner.value() && owner.live.zero() &&
-        owner.allocations == 0 && timeline.live_by_owner.count(id) == 0) {
+    if (id == kUnnamedOwner.value() && !holdings.contains(id) &&
+        !timeline.owners.contains(id)) {
       continue;
     }
     result.push_back(std::move(owner));
   }
   return result;
+}
+
+// Of the device and of each owner by itself.
+std::vector<MemorySnapshot::Growth> CollectGrowth(const Timeline& timeline) {
+  std::vector<MemorySnapshot::Growth> growth;
+  if (const auto found = FindMemoryGrowth(timeline.nanoseconds, timeline.live,
+                                          timeline.requested)) {
+    growth.push_back({std::nullopt, *found});
+  }
+  for (const auto& [id, owner] : timeline.owners) {
+    if (const auto found = FindMemoryGrowth(timeline.nanoseconds, owner.live,
+                                            owner.requested)) {
+      growth.push_back({id, *found});
+    }
+  }
+  return growth;
 }
 
 MemorySnapshot::Device DescribeDevice(Driver* driver, DeviceId id) {
@@ -98,17 +131,30 @@ nlohmann::json BuildMemorySnapshot(Runtime& runtime,
   snapshot.health = health.ok() ? "OK" : std::string(health.message());
   snapshot.allocator = allocator->GetStatistics();
   snapshot.largest_possible = allocator->GetLargestPossible();
-  const std::vector<Bytes> live = memory->GetLiveByOwner();
-  snapshot.timeline =
-      BuildTimeline(EventsOf(*memory, *runtime.trace()),
-                    runtime.trace()->dropped(), live, options.timeline_points);
-  snapshot.owners =
-      CollectOwners(*runtime.owners(), live,
-                    allocator->CalculateLiveAllocations(), snapshot.timeline);
+  snapshot.allocations = allocator->CalculateLiveAllocations();
+  std::sort(snapshot.allocations.begin(), snapshot.allocations.end(),
+            [](const AllocationInfo& a, const AllocationInfo& b) {
+              return a.address < b.address;
+            });
   for (const DeviceMemory::PageMapEntry& page : memory->CalculatePageMap()) {
-    snapshot.pages.push_back(
-        {page.address.value(), page.owner.value(), page.cooling});
+    // Only whoever hands out parts of a range marks it as its own.
+    snapshot.pages.push_back({page.address.value(), page.page.value(),
+                              page.owner.value(), page.cooling,
+                              page.user_data != nullptr});
   }
+  const std::map<uint32_t, Holding> holdings = CollectHoldings(
+      memory->GetLiveByOwner(), snapshot.pages, snapshot.allocations);
+  snapshot.events = EventsOf(*memory, *runtime.trace());
+  snapshot.timeline = BuildTimeline(snapshot.events, runtime.trace()->dropped(),
+                                    holdings, options.timeline_points);
+  snapshot.growth = CollectGrowth(snapshot.timeline);
+  if (snapshot.events.size() > options.events) {
+    snapshot.events.erase(
+        snapshot.events.begin(),
+        snapshot.events.end() - static_cast<std::ptrdiff_t>(options.events));
+  }
+  snapshot.owners = CollectOwners(*runtime.owners(), holdings,
+                                  snapshot.allocations, snapshot.timeline);
   for (const auto& call : runtime.driver()->GetCallStatistics().calls) {
     if (call.count == 0 && call.failed == 0) continue;
     snapshot.driver_calls.push_back(
@@ -134,14 +180,24 @@ std::string FormatMemoryReport(const nlohmann::json& snapshot) {
 }
 
 absl::StatusOr<std::string> RenderMemoryHtml(const nlohmann::json& snapshot) {
-  const auto parsed = MemorySnapshotFromJson(snapshot);
+  auto parsed = MemorySnapshotFromJson(snapshot);
   if (!parsed.ok()) return parsed.status();
+  // The page draws neither, and they are most of the bytes.
+  parsed->events.clear();
+  parsed->allocations.clear();
   // Only what was understood goes into the page, and as ASCII: text that is not
   // UTF-8 is replaced.
   return RenderHtml(*parsed, ToJson(*parsed).dump(
                                  /*indent=*/-1, /*indent_char=*/' ',
                                  /*ensure_ascii=*/true,
                                  nlohmann::json::error_handler_t::replace));
+}
+
+absl::StatusOr<std::string> RenderPyTorchSnapshot(
+    const nlohmann::json& snapshot) {
+  const auto parsed = MemorySnapshotFromJson(snapshot);
+  if (!parsed.ok()) return parsed.status();
+  return RenderPyTorch(*parsed);
 }
 
 }  // namespace quire

@@ -14,6 +14,8 @@
 #include "alloc/snapshot_timeline.h"
 #include "quire/alloc/allocator.h"
 #include "quire/alloc/device_memory.h"
+#include "quire/alloc/event_trace.h"
+#include "quire/alloc/memory_growth.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/units.h"
 #include "quire/alloc/verdict.h"
@@ -21,7 +23,7 @@
 namespace quire {
 
 // Of the JSON layout. A reader refuses every other.
-inline constexpr uint64_t kMemorySnapshotVersion = 1;
+inline constexpr uint64_t kMemorySnapshotVersion = 2;
 
 struct MemorySnapshot {
   struct Device {
@@ -41,8 +43,13 @@ struct MemorySnapshot {
   };
   struct Page {
     uint64_t address = 0;
+    // Of the physical page: equal where several addresses share one.
+    uint64_t page = 0;
     uint32_t owner = 0;
     bool cooling = false;
+    // An allocator hands out parts of it; what it has handed out is in
+    // `allocations`. Else the owner has all of it.
+    bool managed = false;
   };
   struct Call {
     std::string name;
@@ -51,16 +58,24 @@ struct MemorySnapshot {
     double microseconds = 0;
   };
 
+  struct Growth {
+    std::optional<uint32_t> owner;  // nullopt: of the device
+    MemoryGrowth growth;
+  };
+
   Device device;
   DeviceMemoryStatistics memory;
   // "OK", or what the driver refused.
   std::string health;
   AllocatorStatistics allocator;
   Bytes largest_possible;
-  std::vector<Owner> owners;  // in order of id
-  std::vector<Page> pages;    // in order of address
+  std::vector<Owner> owners;                // in order of id
+  std::vector<Page> pages;                  // in order of address
+  std::vector<AllocationInfo> allocations;  // live; in order of address
   std::vector<Call> driver_calls;
   Timeline timeline;
+  std::vector<TraceEvent> events;  // in order of time
+  std::vector<Growth> growth;
   std::vector<HostMemoryUse> host_memory;
   std::optional<OutOfMemoryVerdict> verdict;
 };
@@ -74,6 +89,13 @@ absl::StatusOr<MemorySnapshot> MemorySnapshotFromJson(
 std::string FormatReport(const MemorySnapshot& snapshot);
 // `json` is the snapshot as text, for the scripts of the page.
 std::string RenderHtml(const MemorySnapshot& snapshot, const std::string& json);
+
+// A pickle.
+std::string RenderPyTorch(const MemorySnapshot& snapshot);
+
+// One finding as a sentence.
+std::string DescribeGrowth(const MemorySnapshot& snapshot,
+                           const MemorySnapshot::Growth& growth);
 
 // The name of an owner id, whatever a file says.
 std::string OwnerName(const MemorySnapshot& snapshot, uint32_t owner);

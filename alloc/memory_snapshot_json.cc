@@ -1,14 +1,14 @@
 // The JSON of a memory snapshot, both ways. docs/memory_snapshot.md describes
 // the fields.
 
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "alloc/memory_snapshot_data.h"
+#include "alloc/snapshot_fields.h"
+#include "alloc/snapshot_history_json.h"
 
 namespace quire {
 namespace {
@@ -20,123 +20,6 @@ uint64_t ToNumber(Bytes bytes) { return bytes.value(); }
 uint64_t ToNumber(uint64_t number) { return number; }
 void FromNumber(uint64_t number, Bytes* bytes) { *bytes = Bytes(number); }
 void FromNumber(uint64_t number, uint64_t* value) { *value = number; }
-
-// Addresses are text: readers that know only floating point would round them.
-std::string AddressText(uint64_t address) {
-  return absl::StrCat("0x", absl::Hex(address));
-}
-
-// ---- Reading ----------------------------------------------------------------
-
-// Reads fields of an object. The first that is not as it should be is kept as
-// the error, and what is read after it is zero: one check at the end suffices.
-class Fields {
- public:
-  Fields(const Json* object, std::string path, absl::Status* error)
-      : object_(object), path_(std::move(path)), error_(error) {
-    if (!object_->is_object()) Fail("", "is not an object");
-  }
-
-  uint64_t Number(const char* key) const {
-    const Json* const value = Find(key);
-    if (value == nullptr) return 0;
-    if (value->is_number_unsigned()) return value->get<uint64_t>();
-    Fail(key, "is not a non-negative integer");
-    return 0;
-  }
-  // A number that is neither negative nor infinite.
-  double Real(const char* key) const {
-    const Json* const value = Find(key);
-    if (value == nullptr) return 0;
-    const double number = value->is_number() ? value->get<double>() : -1;
-    if (number >= 0 && std::isfinite(number)) return number;
-    Fail(key, "is not a non-negative number");
-    return 0;
-  }
-  Bytes Size(const char* key) const { return Bytes(Number(key)); }
-  uint32_t OwnerNumber(const char* key) const {
-    const uint64_t number = Number(key);
-    if (number > UINT32_MAX) Fail(key, "is not an owner's id");
-    return static_cast<uint32_t>(number);
-  }
-  uint64_t Address(const char* key) const {
-    const std::string text = Text(key);
-    uint64_t address = 0;
-    if (!absl::SimpleHexAtoi(text, &address)) {
-      Fail(key, "is not a hexadecimal address");
-    }
-    return address;
-  }
-  std::string Text(const char* key) const {
-    const Json* const value = Find(key);
-    if (value == nullptr) return std::string();
-    if (value->is_string()) return value->get<std::string>();
-    Fail(key, "is not text");
-    return std::string();
-  }
-  bool Has(const char* key) const {
-    if (!object_->is_object()) return false;
-    const auto found = object_->find(key);
-    return found != object_->end() && !found->is_null();
-  }
-  Fields Object(const char* key) const {
-    const Json* const value = Find(key);
-    return Fields(value != nullptr ? value : &Nothing(), Path(key), error_);
-  }
-  // Calls `function(Fields)` for each object in the array.
-  template <typename Function>
-  void ForEach(const char* key, Function function) const {
-    ForEachValue(key, [&](const Json& value, const std::string& path) {
-      function(Fields(&value, path, error_));
-    });
-  }
-  std::vector<uint64_t> Numbers(const char* key) const {
-    std::vector<uint64_t> numbers;
-    ForEachValue(key, [&](const Json& value, const std::string& path) {
-      if (value.is_number_unsigned()) {
-        numbers.push_back(value.get<uint64_t>());
-      } else if (error_->ok()) {
-        *error_ = absl::InvalidArgumentError(
-            absl::StrCat(path, " is not a non-negative integer"));
-      }
-    });
-    return numbers;
-  }
-  void Fail(const char* key, const char* what) const {
-    if (!error_->ok()) return;
-    *error_ = absl::InvalidArgumentError(absl::StrCat(Path(key), " ", what));
-  }
-
- private:
-  static const Json& Nothing() {
-    static const Json& nothing = *new Json(Json::object());
-    return nothing;
-  }
-  std::string Path(const char* key) const {
-    if (*key == '\0') return path_.empty() ? "the snapshot" : path_;
-    return path_.empty() ? key : absl::StrCat(path_, ".", key);
-  }
-  const Json* Find(const char* key) const {
-    if (!object_->is_object()) return nullptr;
-    const auto found = object_->find(key);
-    if (found != object_->end()) return &*found;
-    Fail(key, "is missing");
-    return nullptr;
-  }
-  template <typename Function>
-  void ForEachValue(const char* key, Function function) const {
-    const Json* const array = Find(key);
-    if (array == nullptr) return;
-    if (!array->is_array()) return Fail(key, "is not an array");
-    for (size_t i = 0; i < array->size() && error_->ok(); ++i) {
-      function((*array)[i], absl::StrCat(Path(key), "[", i, "]"));
-    }
-  }
-
-  const Json* const object_;
-  const std::string path_;
-  absl::Status* const error_;
-};
 
 // ---- Parts ------------------------------------------------------------------
 
@@ -160,14 +43,16 @@ Json StatisticsToJson(const AllocatorStatistics& statistics) {
   return json;
 }
 
-void ReadStatistics(const Fields& fields, DeviceMemoryStatistics* statistics) {
+void ReadStatistics(const SnapshotFields& fields,
+                    DeviceMemoryStatistics* statistics) {
 #define QUIRE_READ_STATISTIC(type, name, help) \
   FromNumber(fields.Number(#name), &statistics->name);
   QUIRE_DEVICE_MEMORY_STATISTICS(QUIRE_READ_STATISTIC)
 #undef QUIRE_READ_STATISTIC
 }
 
-void ReadStatistics(const Fields& fields, AllocatorStatistics* statistics) {
+void ReadStatistics(const SnapshotFields& fields,
+                    AllocatorStatistics* statistics) {
 #define QUIRE_READ_STATISTIC(name, help) \
   FromNumber(fields.Number(#name), &statistics->name);
   QUIRE_ALLOCATOR_STATISTICS(QUIRE_READ_STATISTIC)
@@ -196,48 +81,31 @@ Json EquationsToJson(const MemorySnapshot& snapshot) {
             {"slack", allocator.slack_bytes}}}};
 }
 
-Json TimelineToJson(const Timeline& timeline) {
-  Json owners = Json::array();
-  for (const auto& [owner, live] : timeline.live_by_owner) {
-    owners.push_back({{"owner", owner}, {"live", live}});
+Json AllocationsToJson(const std::vector<AllocationInfo>& allocations) {
+  Json json = Json::array();
+  for (const AllocationInfo& allocation : allocations) {
+    json.push_back({{"address", AddressText(allocation.address.value())},
+                    {"requested", allocation.requested.value()},
+                    {"allocated", allocation.allocated.value()},
+                    {"stream", allocation.stream.value()},
+                    {"owner", allocation.owner.value()}});
   }
-  Json marks = Json::array();
-  for (const Timeline::Mark& mark : timeline.marks) {
-    marks.push_back({{"nanoseconds", mark.nanoseconds}, {"label", mark.label}});
-  }
-  Json failures = Json::array();
-  for (const Timeline::Failure& failure : timeline.failures) {
-    failures.push_back({{"nanoseconds", failure.nanoseconds},
-                        {"owner", failure.owner},
-                        {"requested", failure.requested}});
-  }
-  return {{"dropped", timeline.dropped}, {"nanoseconds", timeline.nanoseconds},
-          {"live", timeline.live},       {"owners", std::move(owners)},
-          {"marks", std::move(marks)},   {"failures", std::move(failures)}};
+  return json;
 }
 
-void ReadTimeline(const Fields& fields, Timeline* timeline) {
-  timeline->dropped = fields.Number("dropped");
-  timeline->nanoseconds = fields.Numbers("nanoseconds");
-  timeline->live = fields.Numbers("live");
-  const size_t points = timeline->nanoseconds.size();
-  if (timeline->live.size() != points) {
-    fields.Fail("live", "does not have one entry per point");
-  }
-  fields.ForEach("owners", [&](const Fields& owner) {
-    std::vector<uint64_t> live = owner.Numbers("live");
-    if (live.size() != points) {
-      owner.Fail("live", "does not have one entry per point");
+void ReadAllocations(const SnapshotFields& fields,
+                     std::vector<AllocationInfo>* allocations) {
+  fields.ForEach("allocations", [&](const SnapshotFields& each) {
+    AllocationInfo allocation;
+    allocation.address = DeviceAddress(each.Address("address"));
+    allocation.requested = each.Size("requested");
+    allocation.allocated = each.Size("allocated");
+    allocation.stream = StreamId(each.Number("stream"));
+    allocation.owner = OwnerId(each.OwnerNumber("owner"));
+    if (allocation.allocated < allocation.requested) {
+      each.Fail("allocated", "is less than requested");
     }
-    timeline->live_by_owner[owner.OwnerNumber("owner")] = std::move(live);
-  });
-  fields.ForEach("marks", [&](const Fields& mark) {
-    timeline->marks.push_back({mark.Number("nanoseconds"), mark.Text("label")});
-  });
-  fields.ForEach("failures", [&](const Fields& failure) {
-    timeline->failures.push_back({failure.Number("nanoseconds"),
-                                  failure.OwnerNumber("owner"),
-                                  failure.Number("requested")});
+    allocations->push_back(allocation);
   });
 }
 
@@ -258,7 +126,7 @@ Json VerdictToJson(const OutOfMemoryVerdict& verdict) {
           {"advice", verdict.advice}};
 }
 
-OutOfMemoryVerdict ReadVerdict(const Fields& fields) {
+OutOfMemoryVerdict ReadVerdict(const SnapshotFields& fields) {
   OutOfMemoryVerdict verdict;
   const auto kind = ShortageKindFromName(fields.Text("kind"));
   if (!kind) fields.Fail("kind", "is not a kind of shortage");
@@ -270,7 +138,7 @@ OutOfMemoryVerdict ReadVerdict(const Fields& fields) {
   verdict.device_total = fields.Size("device_total");
   verdict.cooling = fields.Size("cooling");
   verdict.held_as_slack = fields.Size("held_as_slack");
-  fields.ForEach("owners", [&](const Fields& owner) {
+  fields.ForEach("owners", [&](const SnapshotFields& owner) {
     verdict.owners.emplace_back(owner.Text("name"), owner.Size("live"));
   });
   verdict.advice = fields.Text("advice");
@@ -306,8 +174,10 @@ Json ToJson(const MemorySnapshot& snapshot) {
   Json& pages = json["pages"] = Json::array();
   for (const MemorySnapshot::Page& page : snapshot.pages) {
     pages.push_back({{"address", AddressText(page.address)},
+                     {"page", page.page},
                      {"owner", page.owner},
-                     {"state", page.cooling ? "cooling" : "live"}});
+                     {"state", page.cooling ? "cooling" : "live"},
+                     {"managed", page.managed}});
   }
   Json& calls = json["driver_calls"] = Json::array();
   for (const MemorySnapshot::Call& call : snapshot.driver_calls) {
@@ -316,7 +186,10 @@ Json ToJson(const MemorySnapshot& snapshot) {
                      {"failed", call.failed},
                      {"microseconds", call.microseconds}});
   }
+  json["allocations"] = AllocationsToJson(snapshot.allocations);
   json["timeline"] = TimelineToJson(snapshot.timeline);
+  json["events"] = EventsToJson(snapshot.events);
+  json["growth"] = GrowthToJson(snapshot.growth);
   Json& host = json["host_memory"] = Json::array();
   for (const HostMemoryUse& use : snapshot.host_memory) {
     host.push_back({{"name", use.name},
@@ -331,14 +204,14 @@ Json ToJson(const MemorySnapshot& snapshot) {
 absl::StatusOr<MemorySnapshot> MemorySnapshotFromJson(const Json& json) {
   absl::Status error;
   MemorySnapshot snapshot;
-  const Fields fields(&json, "", &error);
+  const SnapshotFields fields(&json, "", &error);
   if (fields.Text("format") != "quire-memory-snapshot") {
     fields.Fail("format", "is not \"quire-memory-snapshot\"");
   }
   if (fields.Number("version") != kMemorySnapshotVersion) {
     fields.Fail("version", "is not one that this program reads");
   }
-  const Fields device = fields.Object("device");
+  const SnapshotFields device = fields.Object("device");
   snapshot.device = {device.Number("id"), device.Text("name"),
                      device.Text("driver"), device.Size("total"), std::nullopt};
   if (device.Has("free")) snapshot.device.free = device.Size("free");
@@ -347,26 +220,30 @@ absl::StatusOr<MemorySnapshot> MemorySnapshotFromJson(const Json& json) {
   ReadStatistics(fields.Object("allocator"), &snapshot.allocator);
   snapshot.largest_possible =
       fields.Object("allocator").Size("largest_possible");
-  fields.ForEach("owners", [&](const Fields& owner) {
+  fields.ForEach("owners", [&](const SnapshotFields& owner) {
     snapshot.owners.push_back({owner.OwnerNumber("id"), owner.Text("name"),
                                owner.Size("live"), owner.Size("requested"),
                                owner.Number("allocations")});
   });
-  fields.ForEach("pages", [&](const Fields& page) {
+  fields.ForEach("pages", [&](const SnapshotFields& page) {
     const std::string state = page.Text("state");
     if (state != "live" && state != "cooling") {
       page.Fail("state", "is neither \"live\" nor \"cooling\"");
     }
-    snapshot.pages.push_back({page.Address("address"),
-                              page.OwnerNumber("owner"), state == "cooling"});
+    snapshot.pages.push_back({page.Address("address"), page.Number("page"),
+                              page.OwnerNumber("owner"), state == "cooling",
+                              page.Flag("managed")});
   });
-  fields.ForEach("driver_calls", [&](const Fields& call) {
+  fields.ForEach("driver_calls", [&](const SnapshotFields& call) {
     snapshot.driver_calls.push_back({call.Text("name"), call.Number("count"),
                                      call.Number("failed"),
                                      call.Real("microseconds")});
   });
+  ReadAllocations(fields, &snapshot.allocations);
   ReadTimeline(fields.Object("timeline"), &snapshot.timeline);
-  fields.ForEach("host_memory", [&](const Fields& use) {
+  ReadEvents(fields.Object("events"), &snapshot.events);
+  ReadGrowth(fields, &snapshot.growth);
+  fields.ForEach("host_memory", [&](const SnapshotFields& use) {
     snapshot.host_memory.push_back(
         {use.Text("name"), use.Size("bytes"), use.Size("peak")});
   });

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 
 #include "alloc/testing/test_driver.h"
 #include "quire/alloc/runtime.h"
+#include "quire/alloc/trace_formats.h"
 
 namespace quire {
 namespace {
@@ -75,7 +77,7 @@ class MemorySnapshotTest : public ::testing::Test {
 TEST_F(MemorySnapshotTest, SaysWhatTheRuntimeHolds) {
   Work();
   const Json json = Build();
-  EXPECT_EQ(json["version"], 1);
+  EXPECT_EQ(json["version"], 2);
   EXPECT_EQ(json["device"]["driver"], runtime_->driver()->name());
   EXPECT_EQ(json["device"]["total"], MiB(8).value());
   EXPECT_EQ(json["page_size"], kPageBytes);
@@ -106,6 +108,103 @@ TEST_F(MemorySnapshotTest, SaysWhatTheRuntimeHolds) {
   EXPECT_EQ(timeline["failures"][0]["requested"], 77 * kPageBytes);
   EXPECT_EQ(json["verdict"]["kind"], "limit");
   EXPECT_EQ(json["host_memory"][0]["peak"], MiB(2).value());
+}
+
+TEST_F(MemorySnapshotTest, HoldsAllocationsAndEvents) {
+  Work();
+  const Json json = Build();
+  ASSERT_EQ(json["allocations"].size(), 2u);
+  uint64_t requested = 0;
+  for (const Json& allocation : json["allocations"]) {
+    EXPECT_EQ(allocation["owner"], weights_.value());
+    requested += allocation["requested"].get<uint64_t>();
+  }
+  EXPECT_EQ(requested, 1000 + 2 * kPageBytes);
+  // Pages of the allocator hold allocations, those of a region are used whole.
+  for (const Json& page : json["pages"]) {
+    EXPECT_EQ(page["managed"], page["owner"] != kv_.value());
+  }
+  const Json& events = json["events"];
+  const auto count = [&](const char* action) {
+    return std::count(events["action"].begin(), events["action"].end(), action);
+  };
+  EXPECT_EQ(count("mark"), 1);
+  EXPECT_EQ(count("allocate"), 2);
+  EXPECT_EQ(count("commit"), 3);
+  EXPECT_EQ(count("out_of_memory"), 1);
+  EXPECT_EQ(json["timeline"]["requested"].back(),
+            1000 + 2 * kPageBytes + 3 * kPageBytes);
+  options_.events = 2;
+  EXPECT_EQ(Build()["events"]["nanoseconds"].size(), 2u);
+  EXPECT_EQ(Build()["timeline"], json["timeline"]);
+}
+
+// Events of a leak, an hour long, in place of those of the runtime.
+TEST_F(MemorySnapshotTest, GrowthIsSaidInWords) {
+  Work();
+  Json json = Build();
+  EXPECT_TRUE(json["growth"].empty());
+  json["growth"].push_back({{"owner", Json()},
+                            {"kind", "leak"},
+                            {"from_nanoseconds", 900'000'000'000u},
+                            {"to_nanoseconds", 3'600'000'000'000u},
+                            {"held_from", GiB(1).value()},
+                            {"held_to", GiB(3).value()},
+                            {"used_from", MiB(900).value()},
+                            {"used_to", MiB(2900).value()}});
+  json["growth"].push_back(json["growth"][0]);
+  json["growth"][1]["owner"] = kv_.value();
+  json["growth"][1]["kind"] = "fragmentation";
+  ASSERT_EQ(CheckMemorySnapshot(json), absl::OkStatus());
+  const std::string report = FormatMemoryReport(json);
+  EXPECT_THAT(report, HasSubstr("growth of the device from 900.000 s to "
+                                "3600.000 s: held 1.00 GiB -> 3.00 GiB"));
+  EXPECT_THAT(report, HasSubstr("a leak"));
+  EXPECT_THAT(report, HasSubstr("growth of \"kv\""));
+  EXPECT_THAT(report, HasSubstr("fragmentation, more is held"));
+  const auto html = RenderMemoryHtml(json);
+  ASSERT_TRUE(html.ok());
+  EXPECT_THAT(*html, HasSubstr("growth of the device"));
+}
+
+// What a snapshot recorded is what happened, in whatever form it is read.
+TEST_F(MemorySnapshotTest, ItsAllocationsAreATrace) {
+  Work();
+  ASSERT_TRUE(
+      runtime_->allocator()
+          ->Free(runtime_->allocator()->CalculateLiveAllocations()[0].address)
+          .ok());
+  const auto trace = ReadAllocationTrace(Build().dump());
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  ASSERT_EQ(CheckAllocationTrace(*trace), absl::OkStatus());
+  AllocationTraceSummary summary = SummarizeAllocationTrace(*trace);
+  EXPECT_EQ(summary.allocations, 2u);
+  EXPECT_EQ(summary.frees, 1u);
+  EXPECT_EQ(summary.failures, 1u);
+  EXPECT_EQ(summary.peak_requested, Bytes(1000 + 2 * kPageBytes));
+  EXPECT_EQ(trace->labels[1], "load");
+  EXPECT_EQ(trace->labels[2], "weights");
+  // Without its events, what is live is older than the recording.
+  options_.events = 0;
+  const auto shorter = ReadAllocationTrace(Build().dump());
+  ASSERT_TRUE(shorter.ok()) << shorter.status();
+  ASSERT_EQ(shorter->events.size(), 1u);
+  EXPECT_EQ(shorter->events[0].action, AllocationAction::kLive);
+  EXPECT_EQ(SummarizeAllocationTrace(*shorter).live_at_end,
+            SummarizeAllocationTrace(*trace).live_at_end);
+  // PyTorch's form tells the same of the allocator, and has one block for each
+  // page of the region.
+  options_.events = SIZE_MAX;
+  const auto pickle = RenderPyTorchSnapshot(Build());
+  ASSERT_TRUE(pickle.ok()) << pickle.status();
+  const auto of_pytorch = ReadAllocationTrace(*pickle);
+  ASSERT_TRUE(of_pytorch.ok()) << of_pytorch.status();
+  summary = SummarizeAllocationTrace(*of_pytorch);
+  EXPECT_EQ(summary.allocations, 2u + 3u);
+  EXPECT_EQ(summary.frees, 1u);
+  EXPECT_EQ(
+      summary.live_at_end.value(),
+      SummarizeAllocationTrace(*trace).live_at_end.value() + 3 * kPageBytes);
 }
 
 TEST_F(MemorySnapshotTest, ListsEachFailureOnce) {
@@ -175,6 +274,7 @@ TEST_F(MemorySnapshotTest, EveryFieldThatIsWrongIsNamed) {
     }
     const Json::json_pointer pointer(path);
     for (const Json& wrong : {Json(-1), Json(true), Json::array({Json()})}) {
+      if (wrong.is_boolean() && value.is_boolean()) continue;
       Json bad = good;
       bad[pointer] = wrong;
       const absl::Status status = CheckMemorySnapshot(bad);
@@ -196,7 +296,7 @@ TEST_F(MemorySnapshotTest, EveryFieldThatIsWrongIsNamed) {
     EXPECT_FALSE(CheckMemorySnapshot(bad).ok());
   }
   Json later = good;
-  later["version"] = 2;
+  later["version"] = 3;
   EXPECT_THAT(std::string(CheckMemorySnapshot(later).message()),
               HasSubstr("version"));
   Json newer_field = good;

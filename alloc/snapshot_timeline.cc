@@ -6,72 +6,153 @@
 namespace quire {
 namespace {
 
-bool ChangesLive(const TraceEvent& event) {
-  return event.action == TraceAction::kCommit ||
-         event.action == TraceAction::kDecommit;
+// Which sum of its owner an event moves, and which way.
+struct Change {
+  uint64_t Holding::*sum = nullptr;  // null: none
+  bool up = false;
+};
+
+Change ChangeOf(TraceAction action) {
+  switch (action) {
+    case TraceAction::kCommit:
+      return {&Holding::pages, true};
+    case TraceAction::kDecommit:
+      return {&Holding::pages, false};
+    case TraceAction::kAllocate:
+      return {&Holding::requested, true};
+    case TraceAction::kFree:
+      return {&Holding::requested, false};
+    default:
+      return {};
+  }
 }
 
 // Traces may have lost events, so a sum may seem to fall below zero.
-uint64_t Apply(uint64_t live, const TraceEvent& event) {
-  if (event.action == TraceAction::kCommit) {
-    return CheckedAdd(live, event.size.value()).value_or(UINT64_MAX);
-  }
-  return CheckedSubtract(live, event.size.value()).value_or(0);
-}
-uint64_t Undo(uint64_t live, const TraceEvent& event) {
-  TraceEvent opposite = event;
-  opposite.action = event.action == TraceAction::kCommit
-                        ? TraceAction::kDecommit
-                        : TraceAction::kCommit;
-  return Apply(live, opposite);
+void Move(uint64_t* sum, uint64_t size, bool up) {
+  *sum = up ? CheckedAdd(*sum, size).value_or(UINT64_MAX)
+            : CheckedSubtract(*sum, size).value_or(0);
 }
 
-// The indices of `live` to keep, in order.
-std::set<size_t> ChoosePoints(
-    const std::vector<uint64_t>& live,
-    const std::map<uint32_t, size_t>& highest_of_owner, size_t most_points) {
+// Follows every owner, event by event.
+class Ledger {
+ public:
+  explicit Ledger(std::map<uint32_t, Holding> owners)
+      : owners_(std::move(owners)) {
+    for (const auto& [id, holding] : owners_) used_ += holding.used();
+  }
+
+  // False where nothing changes.
+  bool Apply(const TraceEvent& event, bool forwards = true) {
+    const Change change = ChangeOf(event.action);
+    if (change.sum == nullptr) return false;
+    Holding& holding = owners_[event.owner.value()];
+    used_ -= holding.used();
+    Move(&(holding.*change.sum), event.size.value(), change.up == forwards);
+    used_ += holding.used();
+    return true;
+  }
+  const std::map<uint32_t, Holding>& owners() const { return owners_; }
+  // Sum of Holding::used. May wrap where sizes are absurd, and wraps back.
+  uint64_t used() const { return used_; }
+
+ private:
+  std::map<uint32_t, Holding> owners_;
+  uint64_t used_ = 0;
+};
+
+// What owners held before the first event.
+std::map<uint32_t, Holding> Beginning(const std::vector<TraceEvent>& events,
+                                      uint64_t dropped,
+                                      const std::map<uint32_t, Holding>& now) {
+  Ledger ledger(now);
+  if (dropped > 0) {
+    for (auto event = events.rbegin(); event != events.rend(); ++event) {
+      ledger.Apply(*event, /*forwards=*/false);
+    }
+  }
+  std::map<uint32_t, Holding> beginning = ledger.owners();
+  for (auto& [id, holding] : beginning) {
+    if (dropped == 0) holding.pages = holding.requested = 0;
+  }
+  for (const TraceEvent& event : events) {
+    if (event.action != TraceAction::kAllocate) continue;
+    beginning[event.owner.value()].allocates = true;
+  }
+  return beginning;
+}
+
+// The columns of all events that change something.
+struct Columns {
+  std::vector<const TraceEvent*> changes;
+  std::vector<uint64_t> live;
+  std::vector<uint64_t> requested;
+  std::map<uint32_t, size_t> highest_of_owner;  // index of its highest point
+};
+
+Columns Follow(const std::vector<TraceEvent>& events, uint64_t live,
+               Ledger ledger) {
+  Columns columns;
+  std::map<uint32_t, uint64_t> highest;
+  for (const TraceEvent& event : events) {
+    if (!ledger.Apply(event)) continue;
+    if (ChangeOf(event.action).sum == &Holding::pages) {
+      live = event.in_use.value();
+      const uint32_t owner = event.owner.value();
+      const uint64_t pages = ledger.owners().at(owner).pages;
+      if (pages >= highest[owner]) {
+        highest[owner] = pages;
+        columns.highest_of_owner[owner] = columns.changes.size();
+      }
+    }
+    columns.changes.push_back(&event);
+    columns.live.push_back(live);
+    columns.requested.push_back(ledger.used());
+  }
+  return columns;
+}
+
+// The indices to keep, in order.
+std::set<size_t> ChoosePoints(const Columns& columns, size_t most_points) {
   std::set<size_t> kept;
-  const size_t count = live.size();
-  const size_t stretches = std::min(count, most_points / 4);
+  const size_t count = columns.changes.size();
+  const size_t stretches = std::min(count, most_points / 6);
   for (size_t i = 0; i < stretches; ++i) {
     const size_t begin = count * i / stretches;
     const size_t end = count * (i + 1) / stretches;
-    const auto [lowest, highest] =
-        std::minmax_element(live.begin() + static_cast<std::ptrdiff_t>(begin),
-                            live.begin() + static_cast<std::ptrdiff_t>(end));
-    kept.insert({begin, static_cast<size_t>(lowest - live.begin()),
-                 static_cast<size_t>(highest - live.begin()), end - 1});
+    kept.insert({begin, end - 1});
+    for (const std::vector<uint64_t>* column :
+         {&columns.live, &columns.requested}) {
+      const auto [lowest, highest] = std::minmax_element(
+          column->begin() + static_cast<std::ptrdiff_t>(begin),
+          column->begin() + static_cast<std::ptrdiff_t>(end));
+      kept.insert({static_cast<size_t>(lowest - column->begin()),
+                   static_cast<size_t>(highest - column->begin())});
+    }
   }
-  for (const auto& [owner, index] : highest_of_owner) kept.insert(index);
+  for (const auto& [owner, index] : columns.highest_of_owner) {
+    kept.insert(index);
+  }
   return kept;
+}
+
+// Live bytes before the first event, as the first one that knows says.
+uint64_t LiveBefore(const std::vector<TraceEvent>& events) {
+  for (const TraceEvent& event : events) {
+    if (ChangeOf(event.action).sum != &Holding::pages) continue;
+    uint64_t live = event.in_use.value();
+    Move(&live, event.size.value(), event.action == TraceAction::kDecommit);
+    return live;
+  }
+  return 0;
 }
 
 }  // namespace
 
 Timeline BuildTimeline(const std::vector<TraceEvent>& events, uint64_t dropped,
-                       const std::vector<Bytes>& live_by_owner_now,
+                       const std::map<uint32_t, Holding>& now,
                        size_t most_points) {
   Timeline timeline;
   timeline.dropped = dropped;
-  // What owners held before the first event that is left.
-  std::map<uint32_t, uint64_t> held;
-  if (dropped > 0) {
-    for (uint32_t owner = 0; owner < live_by_owner_now.size(); ++owner) {
-      if (live_by_owner_now[owner].zero()) continue;
-      held[owner] = live_by_owner_now[owner].value();
-    }
-    for (auto event = events.rbegin(); event != events.rend(); ++event) {
-      if (!ChangesLive(*event)) continue;
-      uint64_t& live = held[event->owner.value()];
-      live = Undo(live, *event);
-    }
-  }
-
-  std::vector<const TraceEvent*> changes;
-  std::vector<uint64_t> live;
-  std::map<uint32_t, size_t> highest_of_owner;
-  std::map<uint32_t, uint64_t> highest;
-  std::map<uint32_t, uint64_t> running = held;
   for (const TraceEvent& event : events) {
     if (event.action == TraceAction::kMark) {
       timeline.marks.push_back({event.nanoseconds, event.label});
@@ -79,29 +160,25 @@ Timeline BuildTimeline(const std::vector<TraceEvent>& events, uint64_t dropped,
       timeline.failures.push_back(
           {event.nanoseconds, event.owner.value(), event.size.value()});
     }
-    if (!ChangesLive(event)) continue;
-    const uint32_t owner = event.owner.value();
-    const uint64_t now = running[owner] = Apply(running[owner], event);
-    if (now >= highest[owner]) {
-      highest[owner] = now;
-      highest_of_owner[owner] = changes.size();
-    }
-    changes.push_back(&event);
-    live.push_back(event.in_use.value());
   }
 
-  const std::set<size_t> kept =
-      ChoosePoints(live, highest_of_owner, most_points);
-  for (const auto& [owner, bytes] : running) timeline.live_by_owner[owner];
-  for (size_t i = 0; i < changes.size(); ++i) {
-    const uint32_t owner = changes[i]->owner.value();
-    held[owner] = Apply(held[owner], *changes[i]);
+  Ledger ledger(Beginning(events, dropped, now));
+  const Columns columns = Follow(events, LiveBefore(events), ledger);
+  const std::set<size_t> kept = ChoosePoints(columns, most_points);
+  for (size_t i = 0; i < columns.changes.size(); ++i) {
+    ledger.Apply(*columns.changes[i]);
     if (kept.count(i) == 0) continue;
-    timeline.nanoseconds.push_back(changes[i]->nanoseconds);
-    timeline.live.push_back(live[i]);
-    for (auto& [id, column] : timeline.live_by_owner) {
-      column.push_back(held[id]);
+    for (const auto& [id, holding] : ledger.owners()) {
+      Timeline::OwnerColumns& owner = timeline.owners[id];
+      // An owner that comes later held nothing before.
+      owner.live.resize(timeline.nanoseconds.size());
+      owner.requested.resize(timeline.nanoseconds.size());
+      owner.live.push_back(holding.pages);
+      owner.requested.push_back(holding.used());
     }
+    timeline.nanoseconds.push_back(columns.changes[i]->nanoseconds);
+    timeline.live.push_back(columns.live[i]);
+    timeline.requested.push_back(columns.requested[i]);
   }
   return timeline;
 }

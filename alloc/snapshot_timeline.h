@@ -1,4 +1,5 @@
-// Live memory over time, from the events of a trace.
+// Memory over time, from the events of a trace: what was held, and how much of
+// it was asked for.
 
 #ifndef QUIRE_ALLOC_SNAPSHOT_TIMELINE_H_
 #define QUIRE_ALLOC_SNAPSHOT_TIMELINE_H_
@@ -24,10 +25,16 @@ struct Timeline {
     uint32_t owner = 0;
     uint64_t requested = 0;
   };
+  // Of one owner; one entry per point.
+  struct OwnerColumns {
+    std::vector<uint64_t> live;
+    std::vector<uint64_t> requested;
+  };
   // Columns of equal length: one entry per point, in order of time.
   std::vector<uint64_t> nanoseconds;
-  std::vector<uint64_t> live;
-  std::map<uint32_t, std::vector<uint64_t>> live_by_owner;
+  std::vector<uint64_t> live;       // pages held by owners
+  std::vector<uint64_t> requested;  // of these; see Holding::requested
+  std::map<uint32_t, OwnerColumns> owners;
 
   std::vector<Mark> marks;
   std::vector<Failure> failures;
@@ -35,16 +42,28 @@ struct Timeline {
   uint64_t dropped = 0;
 };
 
-// `events` are those of one device, in order of time, and marks.
-// `live_by_owner_now` is what owners hold after the last event: where the trace
-// has lost its beginning, history is told backwards from there.
+// What an owner holds.
+struct Holding {
+  uint64_t pages = 0;      // bytes of its live pages
+  uint64_t requested = 0;  // sum of its live allocations
+  // Whether it asks an allocator for memory. One that does not maps pages
+  // itself, and has use for all of them.
+  bool allocates = false;
+
+  uint64_t used() const { return allocates ? requested : pages; }
+};
+
+// `events` are those of one device, in order of time, and marks. `now` is what
+// owners hold after the last event: where the trace has lost its beginning,
+// history is told backwards from there.
 //
-// Of more than `most_points` events, the first, the highest, the lowest and the
-// last of each of equal stretches are kept, and the highest of each owner:
+// Points are the events that change what is held or asked for. Of more than
+// `most_points`, the first, the last, and the highest and the lowest of both
+// sums in each of equal stretches are kept, and the highest of each owner:
 // peaks survive, and there are at most most_points + owners points. REQUIRES:
-// most_points >= 4.
+// most_points >= 6.
 Timeline BuildTimeline(const std::vector<TraceEvent>& events, uint64_t dropped,
-                       const std::vector<Bytes>& live_by_owner_now,
+                       const std::map<uint32_t, Holding>& now,
                        size_t most_points);
 
 }  // namespace quire

@@ -15,25 +15,36 @@ using ::testing::IsEmpty;
 
 TraceEvent Event(uint64_t time, TraceAction action, uint32_t owner,
                  uint64_t size, uint64_t in_use) {
-  return {time,        action,        OwnerId(owner), DeviceAddress(1),
-          Bytes(size), Bytes(in_use), std::string()};
+  TraceEvent event;
+  event.nanoseconds = time;
+  event.action = action;
+  event.owner = OwnerId(owner);
+  event.address = DeviceAddress(1);
+  event.size = Bytes(size);
+  event.in_use = Bytes(in_use);
+  return event;
 }
 
 TEST(SnapshotTimelineTest, FollowsEachOwner) {
   std::vector<TraceEvent> events = {
       Event(1, TraceAction::kCommit, 1, 10, 10),
       Event(2, TraceAction::kCommit, 2, 5, 15),
-      Event(3, TraceAction::kAllocate, 2, 1, 15),
+      Event(3, TraceAction::kAllocate, 2, 2, 15),
       Event(4, TraceAction::kDecommit, 1, 4, 11),
       Event(5, TraceAction::kOutOfMemory, 2, 99, 11),
+      Event(6, TraceAction::kFree, 2, 1, 0),
   };
-  events.push_back(Event(6, TraceAction::kMark, 0, 0, 0));
+  events.push_back(Event(7, TraceAction::kMark, 0, 0, 0));
   events.back().label = "decode";
   const Timeline timeline = BuildTimeline(events, 0, {}, 100);
-  EXPECT_THAT(timeline.nanoseconds, ElementsAre(1, 2, 4));
-  EXPECT_THAT(timeline.live, ElementsAre(10, 15, 11));
-  EXPECT_THAT(timeline.live_by_owner.at(1), ElementsAre(10, 10, 6));
-  EXPECT_THAT(timeline.live_by_owner.at(2), ElementsAre(0, 5, 5));
+  EXPECT_THAT(timeline.nanoseconds, ElementsAre(1, 2, 3, 4, 6));
+  EXPECT_THAT(timeline.live, ElementsAre(10, 15, 15, 11, 11));
+  // Owner 1 asks no allocator: it uses all of its pages.
+  EXPECT_THAT(timeline.requested, ElementsAre(10, 10, 12, 8, 7));
+  EXPECT_THAT(timeline.owners.at(1).live, ElementsAre(10, 10, 10, 6, 6));
+  EXPECT_THAT(timeline.owners.at(1).requested, ElementsAre(10, 10, 10, 6, 6));
+  EXPECT_THAT(timeline.owners.at(2).live, ElementsAre(0, 5, 5, 5, 5));
+  EXPECT_THAT(timeline.owners.at(2).requested, ElementsAre(0, 0, 2, 2, 1));
   ASSERT_EQ(timeline.failures.size(), 1u);
   EXPECT_EQ(timeline.failures[0].requested, 99u);
   ASSERT_EQ(timeline.marks.size(), 1u);
@@ -44,14 +55,29 @@ TEST(SnapshotTimelineTest, TellsALostBeginningBackwardsFromNow) {
   const std::vector<TraceEvent> events = {
       Event(1, TraceAction::kCommit, 1, 10, 40),
       Event(2, TraceAction::kDecommit, 2, 5, 35),
+      Event(3, TraceAction::kFree, 3, 2, 0),
   };
-  // Owner 1 holds 30 now, so it held 20 before; owner 3 was not touched.
-  const Timeline timeline =
-      BuildTimeline(events, 7, {Bytes(0), Bytes(30), Bytes(1), Bytes(4)}, 100);
+  // Owner 1 holds 30 now, so it held 20 before; owner 3's pages did not change.
+  const Timeline timeline = BuildTimeline(
+      events, 7, {{1, {30, 0, false}}, {2, {1, 0, false}}, {3, {4, 1, true}}},
+      100);
   EXPECT_EQ(timeline.dropped, 7u);
-  EXPECT_THAT(timeline.live_by_owner.at(1), ElementsAre(30, 30));
-  EXPECT_THAT(timeline.live_by_owner.at(2), ElementsAre(6, 1));
-  EXPECT_THAT(timeline.live_by_owner.at(3), ElementsAre(4, 4));
+  EXPECT_THAT(timeline.owners.at(1).live, ElementsAre(30, 30, 30));
+  EXPECT_THAT(timeline.owners.at(2).live, ElementsAre(6, 1, 1));
+  EXPECT_THAT(timeline.owners.at(3).live, ElementsAre(4, 4, 4));
+  EXPECT_THAT(timeline.owners.at(3).requested, ElementsAre(3, 3, 1));
+  EXPECT_THAT(timeline.live, ElementsAre(40, 35, 35));
+  EXPECT_THAT(timeline.requested, ElementsAre(39, 34, 32));
+}
+
+// An owner that holds pages for an allocator and has nothing allocated.
+TEST(SnapshotTimelineTest, PagesOfAnAllocatorAreNotAskedFor) {
+  const std::vector<TraceEvent> events = {
+      Event(1, TraceAction::kCommit, 4, 100, 100)};
+  const Timeline timeline =
+      BuildTimeline(events, 0, {{4, {100, 0, true}}}, 100);
+  EXPECT_THAT(timeline.live, ElementsAre(100));
+  EXPECT_THAT(timeline.requested, ElementsAre(0));
 }
 
 TEST(SnapshotTimelineTest, SumsThatDoNotFitStayWithinBounds) {
@@ -60,19 +86,19 @@ TEST(SnapshotTimelineTest, SumsThatDoNotFitStayWithinBounds) {
       Event(2, TraceAction::kCommit, 1, UINT64_MAX, 0),
       Event(3, TraceAction::kCommit, 1, UINT64_MAX, 0),
   };
-  EXPECT_THAT(BuildTimeline(events, 0, {}, 100).live_by_owner.at(1),
+  EXPECT_THAT(BuildTimeline(events, 0, {}, 100).owners.at(1).live,
               ElementsAre(0, UINT64_MAX, UINT64_MAX));
 }
 
 TEST(SnapshotTimelineTest, NothingComesOfNothing) {
-  const Timeline timeline = BuildTimeline({}, 0, {}, 4);
+  const Timeline timeline = BuildTimeline({}, 0, {}, 6);
   EXPECT_THAT(timeline.live, IsEmpty());
-  EXPECT_TRUE(timeline.live_by_owner.empty());
+  EXPECT_TRUE(timeline.owners.empty());
 }
 
 TEST(SnapshotTimelineTest, ThinningIsBoundedAndLosesNoPeak) {
   std::mt19937 random(7);
-  for (const size_t most : {4u, 5u, 40u, 399u, 4000u}) {
+  for (const size_t most : {6u, 7u, 40u, 399u, 6000u}) {
     std::vector<TraceEvent> events;
     std::vector<uint64_t> held(4, 0);
     std::vector<uint64_t> owner_peak(4, 0);
@@ -99,7 +125,7 @@ TEST(SnapshotTimelineTest, ThinningIsBoundedAndLosesNoPeak) {
     EXPECT_EQ(*std::max_element(timeline.live.begin(), timeline.live.end()),
               peak);
     for (uint32_t owner = 0; owner < 4; ++owner) {
-      const std::vector<uint64_t>& column = timeline.live_by_owner.at(owner);
+      const std::vector<uint64_t>& column = timeline.owners.at(owner).live;
       ASSERT_EQ(column.size(), timeline.live.size());
       EXPECT_EQ(*std::max_element(column.begin(), column.end()),
                 owner_peak[owner]);
@@ -107,10 +133,11 @@ TEST(SnapshotTimelineTest, ThinningIsBoundedAndLosesNoPeak) {
     // At every point, the owners add up.
     for (size_t i = 0; i < timeline.live.size(); ++i) {
       uint64_t sum = 0;
-      for (const auto& [owner, column] : timeline.live_by_owner) {
-        sum += column[i];
+      for (const auto& [owner, columns] : timeline.owners) {
+        sum += columns.live[i];
       }
       EXPECT_EQ(sum, timeline.live[i]);
+      EXPECT_EQ(sum, timeline.requested[i]);
     }
   }
 }

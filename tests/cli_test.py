@@ -7,6 +7,7 @@
 import json
 import os
 import pathlib
+import pickle
 import struct
 import subprocess
 import sys
@@ -336,11 +337,17 @@ class VerbTest(unittest.TestCase):
                      "--memory-report", *EXACT)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("weights", result.stderr)
-        result = run("memory", snapshot, "--html", page)
+        pickled = self.folder / "snapshot.pickle"
+        result = run("memory", snapshot, "--html", page, "--pytorch", pickled)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("weights", result.stdout)
         self.assertNotIn("http://", page.read_text().replace(
             "http://www.w3.org/", ""))
+        blocks = [block
+                  for segment in pickle.loads(pickled.read_bytes())["segments"]
+                  for block in segment["blocks"]]
+        self.assertIn("weights", [block["frames"][0]["name"]
+                                  for block in blocks if block["frames"]])
 
 
 if __name__ == "__main__":

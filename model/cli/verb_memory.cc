@@ -17,6 +17,7 @@ namespace {
 struct MemoryOptions {
   std::string snapshot;
   std::string html;
+  std::string pytorch;
 };
 
 absl::Status Memory(const MemoryOptions& options) {
@@ -32,8 +33,13 @@ absl::Status Memory(const MemoryOptions& options) {
                         absl::StrCat(options.snapshot, ": ",
                                      std::string(html.status().message())));
   QUIRE_RETURN_IF_ERROR(PrintText(FormatMemoryReport(snapshot)));
-  if (options.html.empty()) return absl::OkStatus();
-  return WriteFile(options.html, *html);
+  if (!options.html.empty()) {
+    QUIRE_RETURN_IF_ERROR(WriteFile(options.html, *html));
+  }
+  if (options.pytorch.empty()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::string pickle,
+                         RenderPyTorchSnapshot(snapshot));
+  return WriteFile(options.pytorch, pickle);
 }
 
 }  // namespace
@@ -47,6 +53,8 @@ void AddMemoryVerb(CLI::App* app, Action* chosen) {
       ->required();
   verb->add_option("--html", options->html,
                    "Write a page with the page map and the timeline");
+  verb->add_option("--pytorch", options->pytorch,
+                   "Write the snapshot for PyTorch's memory viewers");
   verb->callback([=] { *chosen = [=] { return Memory(*options); }; });
 }
 

@@ -8,6 +8,7 @@
 #define QUIRE_ALLOC_MEMORY_SNAPSHOT_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -31,8 +32,11 @@ struct HostMemoryUse {
 struct MemorySnapshotOptions {
   DeviceId device;
   // The timeline keeps about so many points, whatever was recorded; no peak of
-  // the total is lost. REQUIRES: at least 4.
+  // the total is lost. REQUIRES: at least 6.
   size_t timeline_points = 1000;
+  // Events of the trace that are kept one by one, the last ones: for replay and
+  // for PyTorch's viewers.
+  size_t events = SIZE_MAX;
   // What the caller knows and the runtime does not.
   std::vector<HostMemoryUse> host_memory;
   // The failure that the snapshot is about.
@@ -55,6 +59,12 @@ std::string FormatMemoryReport(const nlohmann::json& snapshot);
 // One HTML page that needs nothing else, not even a network: page map, timeline
 // and tables, in light and dark, usable by keyboard and screen reader.
 absl::StatusOr<std::string> RenderMemoryHtml(const nlohmann::json& snapshot);
+
+// The snapshot as PyTorch's torch.cuda.memory._dump_snapshot would write it, a
+// pickle: for torch/cuda/_memory_viz.py and the viewer at
+// pytorch.org/memory_viz. docs/memory_snapshot.md says what becomes of what.
+absl::StatusOr<std::string> RenderPyTorchSnapshot(
+    const nlohmann::json& snapshot);
 
 }  // namespace quire
 

@@ -1,5 +1,6 @@
-// Allocation traces in files: Quire's own CSV, RAPIDS RMM's log, PyTorch's
-// memory snapshots. docs/trace_formats.md describes each, column by column.
+// Allocation traces in files: Quire's own CSV and memory snapshots, RAPIDS
+// RMM's log, PyTorch's memory snapshots. docs/trace_formats.md describes each,
+// column by column.
 //
 // Files are not trusted: readers check every field and end with
 // kInvalidArgument, which names the line and the column (or the byte, in binary
@@ -44,6 +45,10 @@ struct PyTorchTraceOptions {
 // freed, without an event that allocated them, are older than the recording.
 absl::StatusOr<AllocationTrace> ReadPyTorchSnapshot(
     std::string_view contents, const PyTorchTraceOptions& options = {});
+
+// The allocations in a memory snapshot of Quire's own (memory_snapshot.h),
+// JSON: as far back as its events go.
+absl::StatusOr<AllocationTrace> ReadSnapshotTrace(std::string_view contents);
 
 // Any of them: told apart by how they begin.
 absl::StatusOr<AllocationTrace> ReadAllocationTrace(std::string_view contents);
