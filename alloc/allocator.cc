@@ -67,7 +67,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Allocate(
       if (address != 0) [[likely]] {
         if (options_.trace != nullptr) {
           Trace(TraceAction::kAllocate, options.owner, DeviceAddress(address),
-                size);
+                size, options.stream);
         }
         CheckAfterFastPath();
         return DeviceAddress(address);
@@ -97,7 +97,7 @@ absl::Status DeviceAllocator::Impl::Free(DeviceAddress address,
       if (freed) [[likely]] {
         if (options_.trace != nullptr) {
           Trace(TraceAction::kFree, span->heap->owner(), address,
-                Bytes(span->slot_size - was.waste()));
+                Bytes(span->slot_size - was.waste()), stream);
         }
         CheckAfterFastPath();
         return absl::OkStatus();
@@ -139,6 +139,9 @@ absl::Status DeviceAllocator::RecordStream(DeviceAddress address,
                                            StreamId stream) {
   QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->RecordStream(address, stream);
+}
+bool DeviceAllocator::Manages(DeviceAddress address) const {
+  return impl_->Manages(address);
 }
 std::optional<AllocationInfo> DeviceAllocator::Find(
     DeviceAddress address) const {

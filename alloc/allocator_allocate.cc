@@ -367,7 +367,8 @@ DeviceAddress DeviceAllocator::Impl::Publish(Block block,
   }
   CountAllocation(span->heap, span->slot_size, request.size.value());
   if (options_.trace != nullptr) {
-    Trace(TraceAction::kAllocate, request.owner, block.address(), request.size);
+    Trace(TraceAction::kAllocate, request.owner, block.address(), request.size,
+          request.stream);
   }
   CheckAfterMutation();
   return block.address();

@@ -46,7 +46,7 @@ absl::Status DeviceAllocator::Impl::FreeBlock(Block block, StreamId stream,
     CountFree(heap, size, requested);
   }
   if (options_.trace != nullptr) {
-    Trace(TraceAction::kFree, heap->owner(), address, Bytes(requested));
+    Trace(TraceAction::kFree, heap->owner(), address, Bytes(requested), stream);
   }
   return absl::OkStatus();
 }

@@ -68,6 +68,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
                                          const AllocateOptions& options);
   absl::Status Free(DeviceAddress address, StreamId stream);
   absl::Status RecordStream(DeviceAddress address, StreamId stream);
+  bool Manages(DeviceAddress address) const;
   std::optional<AllocationInfo> Find(DeviceAddress address) const;
   Bytes Trim(Bytes keep);
   absl::StatusOr<CompactionReport> Mesh(const QuiescentSection& section,
@@ -285,7 +286,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // The error for a request above the pool's limit, else OK.
   absl::Status CheckAgainstLimit(const Request& request) const;
   void Trace(TraceAction action, OwnerId owner, DeviceAddress address,
-             Bytes size) const;
+             Bytes size, StreamId stream) const;
   // Counts what goes through a heap, not through a cache.
   void CountAllocation(OwnerHeap* heap, uint64_t allocated, uint64_t requested)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -145,6 +145,10 @@ AllocationInfo DeviceAllocator::Impl::InfoOf(Block block) const {
           stream, block.span->heap->owner()};
 }
 
+bool DeviceAllocator::Impl::Manages(DeviceAddress address) const {
+  return spans_ != nullptr && spans_->Find(address) != nullptr;
+}
+
 std::optional<AllocationInfo> DeviceAllocator::Impl::Find(
     DeviceAddress address) const {
   if (spans_ == nullptr) return std::nullopt;
@@ -240,15 +244,17 @@ absl::Status DeviceAllocator::Impl::Fail(const Request& request,
   ++failed_allocations_;
   if (absl::IsResourceExhausted(status)) {
     Trace(TraceAction::kOutOfMemory, request.owner, DeviceAddress(),
-          request.size);
+          request.size, request.stream);
   }
   return status;
 }
 
 void DeviceAllocator::Impl::Trace(TraceAction action, OwnerId owner,
-                                  DeviceAddress address, Bytes size) const {
+                                  DeviceAddress address, Bytes size,
+                                  StreamId stream) const {
   if (options_.trace == nullptr) return;
-  options_.trace->Record(action, owner, address, size, memory_->live_bytes());
+  options_.trace->Record(action, owner, address, size, memory_->live_bytes(),
+                         stream);
 }
 
 // ---- Checks -----------------------------------------------------------------

@@ -77,8 +77,7 @@ std::vector<DeviceMemory::PageMapEntry> DeviceMemory::Impl::CalculatePageMap()
         continue;
       }
       entries.push_back({range->SlotAddress(i, page_size_), slot.page->handle,
-                         range->owner(), slot.state == SlotState::kCooling,
-                         range->user_data()});
+                         range->owner(), slot.state == SlotState::kCooling});
     }
   }
   return entries;

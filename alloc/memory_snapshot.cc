@@ -137,10 +137,9 @@ nlohmann::json BuildMemorySnapshot(Runtime& runtime,
               return a.address < b.address;
             });
   for (const DeviceMemory::PageMapEntry& page : memory->CalculatePageMap()) {
-    // Only whoever hands out parts of a range marks it as its own.
     snapshot.pages.push_back({page.address.value(), page.page.value(),
                               page.owner.value(), page.cooling,
-                              page.user_data != nullptr});
+                              allocator->Manages(page.address)});
   }
   const std::map<uint32_t, Holding> holdings = CollectHoldings(
       memory->GetLiveByOwner(), snapshot.pages, snapshot.allocations);

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "absl/strings/str_cat.h"
+#include "absl/container/flat_hash_map.h"
 #include "alloc/allocation_trace_builder.h"
 #include "alloc/memory_snapshot_data.h"
 #include "quire/alloc/status_macros.h"
@@ -12,23 +12,48 @@
 namespace quire {
 namespace {
 
-absl::Status AddEvent(const MemorySnapshot& snapshot, const TraceEvent& event,
-                      AllocationTraceBuilder* trace) {
+// Events by address whose record came late: where memory that one thread freed
+// was handed to another before the first had recorded so.
+using LateFrees = absl::flat_hash_map<uint64_t, uint64_t>;
+
+void Allocate(const MemorySnapshot& snapshot, const TraceEvent& event,
+              AllocationEvent added, LateFrees* late,
+              AllocationTraceBuilder* trace) {
+  const uint64_t address = event.address.value();
+  if (trace->IsLive(address)) {
+    AllocationEvent freed = added;
+    freed.action = AllocationAction::kFree;
+    trace->ContinueOlder(address, freed);
+    ++(*late)[address];
+  }
+  added.action = AllocationAction::kAllocate;
+  added.label = trace->Label(OwnerName(snapshot, event.owner.value()));
+  (void)trace->Begin(address, added);  // not live: it was seen to
+}
+
+void Free(const TraceEvent& event, AllocationEvent added, LateFrees* late,
+          AllocationTraceBuilder* trace) {
+  const auto found = late->find(event.address.value());
+  if (found != late->end() && found->second > 0) {
+    --found->second;
+    return;
+  }
+  added.action = AllocationAction::kFree;
+  trace->ContinueOlder(event.address.value(), added);
+}
+
+void AddEvent(const MemorySnapshot& snapshot, const TraceEvent& event,
+              LateFrees* late, AllocationTraceBuilder* trace) {
   AllocationEvent added;
   added.nanoseconds = event.nanoseconds;
   added.size = event.size;
   added.stream = event.stream.value();
   added.thread = event.thread;
-  const uint64_t address = event.address.value();
   switch (event.action) {
     case TraceAction::kAllocate:
-      added.action = AllocationAction::kAllocate;
-      added.label = trace->Label(OwnerName(snapshot, event.owner.value()));
-      return trace->Begin(address, added);
+      return Allocate(snapshot, event, added, late, trace);
     case TraceAction::kFree:
-      added.action = AllocationAction::kFree;
-      trace->ContinueOlder(address, added);
-      return absl::OkStatus();
+      return Free(event, added, late, trace);
     case TraceAction::kOutOfMemory:
       added.action = AllocationAction::kFailure;
       added.label = trace->Label(OwnerName(snapshot, event.owner.value()));
@@ -44,10 +69,9 @@ absl::Status AddEvent(const MemorySnapshot& snapshot, const TraceEvent& event,
       added.label = trace->Label(event.label);
       break;
     default:
-      return absl::OkStatus();
+      return;
   }
   trace->Add(added);
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -59,12 +83,9 @@ absl::StatusOr<AllocationTrace> ReadSnapshotTrace(std::string_view contents) {
   QUIRE_ASSIGN_OR_RETURN(const MemorySnapshot snapshot,
                          MemorySnapshotFromJson(json));
   AllocationTraceBuilder trace;
-  for (size_t i = 0; i < snapshot.events.size(); ++i) {
-    const absl::Status status = AddEvent(snapshot, snapshot.events[i], &trace);
-    if (!status.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("events[", i, "]: ", std::string(status.message())));
-    }
+  LateFrees late;
+  for (const TraceEvent& event : snapshot.events) {
+    AddEvent(snapshot, event, &late, &trace);
   }
   // What is live now and was not allocated on the way is older.
   for (const AllocationInfo& allocation : snapshot.allocations) {

@@ -35,4 +35,8 @@ absl::Status WriteMemoryOutput(const MemoryOutputOptions& options,
   return absl::OkStatus();
 }
 
+void WarnOfLeaks(const std::vector<LeakReport>& leaks) {
+  PrintMessage(FormatLeaks(leaks));
+}
+
 }  // namespace quire

@@ -5,8 +5,10 @@
 
 #include <CLI/App.hpp>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "quire/alloc/leak_report.h"
 #include "quire/model/session.h"
 
 namespace quire {
@@ -22,6 +24,9 @@ void AddMemoryOutputOptions(CLI::App* app, MemoryOutputOptions* options);
 // The report goes to stderr: stdout is the verb's own.
 absl::Status WriteMemoryOutput(const MemoryOutputOptions& options,
                                Session& session);
+
+// On stderr.
+void WarnOfLeaks(const std::vector<LeakReport>& leaks);
 
 }  // namespace quire
 

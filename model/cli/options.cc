@@ -7,6 +7,8 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "model/cli/memory_output.h"
+#include "model/cli/memory_output.h"
 
 namespace quire {
 
@@ -83,6 +85,7 @@ void AddDeviceOptions(CLI::App* app, DeviceOptions* options) {
 
 void AddSessionOptions(CLI::App* app, SessionOptions* options) {
   AddDeviceOptions(app, &options->device);
+  options->on_leaks = WarnOfLeaks;
   app->add_option("--threads", options->threads,
                   "Threads that compute; 0: one per core")
       ->check(CLI::Range(0, 1024))

@@ -7,11 +7,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "model/cli/memory_output.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
+#include "quire/alloc/leak_report.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/checkpoint.h"
 #include "quire/loader/process_memory.h"
@@ -65,6 +68,12 @@ absl::Status Load(LoadOptions options) {
   const OwnerId owner = runtime->owners()->Register("weights");
   std::vector<TensorPlacement> placements;
   placements.reserve(checkpoint->tensors().size());
+  const auto give_back = absl::MakeCleanup([&] {
+    for (const TensorPlacement& placement : placements)
+      (void)runtime->allocator()->Free(placement.destination);
+    if (const auto leaks = FindLeaks(*runtime); !leaks.empty())
+      WarnOfLeaks(leaks);
+  });
   for (const TensorInfo& tensor : checkpoint->tensors()) {
     QUIRE_ASSIGN_OR_RETURN(
         const DeviceAddress address,

@@ -102,7 +102,17 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
       Decoder::Create(runtime, config, session->weights_.get(),
                       session->pool_.get(), options.decoder));
   runtime->trace()->Mark("ready");
+  session->on_leaks_ = options.on_leaks;
   return session;
+}
+
+Session::~Session() {
+  if (on_leaks_ == nullptr) return;
+  decoder_.reset();
+  cache_.reset();
+  weights_.reset();
+  const std::vector<LeakReport> leaks = FindLeaks(*runtime_);
+  if (!leaks.empty()) on_leaks_(leaks);
 }
 
 absl::Status Session::ComputeLogits(

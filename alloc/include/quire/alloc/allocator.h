@@ -145,6 +145,9 @@ class DeviceAllocator {
   // and nobody has the memory before all its streams are done. Errors as Free.
   absl::Status RecordStream(DeviceAddress address, StreamId stream);
 
+  // Whether `address` lies in memory of this allocator, handed out or kept.
+  // O(1), lock-free.
+  bool Manages(DeviceAddress address) const;
   // The live allocation that contains `address`. O(1).
   std::optional<AllocationInfo> Find(DeviceAddress address) const;
 

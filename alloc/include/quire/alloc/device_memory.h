@@ -376,7 +376,6 @@ class DeviceMemory {
     PageHandle page;
     OwnerId owner;
     bool cooling;
-    const void* user_data;  // of the range
   };
   std::vector<PageMapEntry> CalculatePageMap() const;
   // Walks everything; an error names the equation that does not hold.

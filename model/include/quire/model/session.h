@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "quire/alloc/leak_report.h"
 #include "quire/alloc/runtime.h"
 #include "quire/loader/checkpoint.h"
 #include "quire/loader/streaming_loader.h"
@@ -44,6 +45,9 @@ struct SessionOptions {
   uint64_t max_model_len = 0;  // tokens of a sequence; 0: the model's own limit
   KvDType kv_dtype = KvDType::kF16;
   uint32_t layers_per_row = 0;  // the KV layout's g; 0: all layers, least waste
+  // Told at the end of a session of what decoder, cache and weights did not
+  // give back, where there is anything; null: nobody.
+  std::function<void(const std::vector<LeakReport>&)> on_leaks;
 };
 
 // Not thread-safe.
@@ -51,6 +55,8 @@ class Session {
  public:
   static absl::StatusOr<std::unique_ptr<Session>> Open(
       const std::string& model_path, const SessionOptions& options);
+
+  ~Session();
 
   const Checkpoint& checkpoint() const { return *checkpoint_; }
   const ModelConfig& config() const { return config_; }
@@ -78,6 +84,7 @@ class Session {
   std::unique_ptr<ModelWeights> weights_;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<Decoder> decoder_;
+  std::function<void(const std::vector<LeakReport>&)> on_leaks_;
 };
 
 }  // namespace quire

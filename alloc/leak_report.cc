@@ -1,0 +1,160 @@
+#include "quire/alloc/leak_report.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire {
+namespace {
+
+constexpr Bytes kMostBytes{std::numeric_limits<uint64_t>::max()};
+
+void Add(Bytes more, Bytes* sum) {
+  *sum = CheckedAdd(*sum, more).value_or(kMostBytes);
+}
+
+// What one owner holds on one device.
+struct Held {
+  std::vector<AllocationInfo> allocations;
+  Bytes pages;
+};
+
+std::map<OwnerId, Held> CollectHeld(const DeviceMemory& memory,
+                                    const DeviceAllocator& allocator) {
+  std::map<OwnerId, Held> held;
+  for (const AllocationInfo& allocation :
+       allocator.CalculateLiveAllocations()) {
+    held[allocation.owner].allocations.push_back(allocation);
+  }
+  for (const DeviceMemory::PageMapEntry& page : memory.CalculatePageMap()) {
+    if (page.cooling || allocator.Manages(page.address)) continue;
+    Add(memory.page_size(), &held[page.owner].pages);
+  }
+  return held;
+}
+
+std::vector<LeakReport::Group> GroupBySize(
+    const std::vector<AllocationInfo>& allocations, size_t most) {
+  std::map<std::pair<Bytes, StreamId>, LeakReport::Group> groups;
+  for (const AllocationInfo& allocation : allocations) {
+    LeakReport::Group& group =
+        groups[{allocation.requested, allocation.stream}];
+    group.size = allocation.requested;
+    group.stream = allocation.stream;
+    ++group.count;
+    Add(allocation.requested, &group.total);
+  }
+  std::vector<LeakReport::Group> sorted;
+  for (const auto& [key, group] : groups) sorted.push_back(group);
+  std::stable_sort(
+      sorted.begin(), sorted.end(),
+      [](const auto& a, const auto& b) { return a.total > b.total; });
+  sorted.resize(std::min(sorted.size(), most));
+  return sorted;
+}
+
+std::vector<LeakReport::Site> GroupByCallers(
+    const std::vector<AllocationInfo>& allocations,
+    const AllocationSampler& sampler, size_t most) {
+  struct Sum {
+    uint64_t samples = 0;
+    double weight = 0;
+  };
+  std::map<std::vector<const void*>, Sum> sums;
+  for (const AllocationInfo& allocation : allocations) {
+    const auto sample = sampler.Find(allocation.address);
+    if (!sample) continue;
+    Sum& sum = sums[sample->callers];
+    ++sum.samples;
+    sum.weight += sample->weight;
+  }
+  std::vector<std::pair<std::vector<const void*>, Sum>> sorted(sums.begin(),
+                                                               sums.end());
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) {
+                     return a.second.weight > b.second.weight;
+                   });
+  sorted.resize(std::min(sorted.size(), most));
+  std::vector<LeakReport::Site> sites;
+  for (const auto& [callers, sum] : sorted) {
+    LeakReport::Site site;
+    for (const void* caller : callers) {
+      site.callers.push_back(DescribeCaller(caller));
+    }
+    site.samples = sum.samples;
+    site.estimated = Bytes(static_cast<uint64_t>(std::min(sum.weight, 1e19)));
+    sites.push_back(std::move(site));
+  }
+  return sites;
+}
+
+}  // namespace
+
+std::vector<LeakReport> FindLeaks(Runtime& runtime,
+                                  const LeakOptions& options) {
+  std::vector<LeakReport> reports;
+  for (int id = 0; id < runtime.device_count(); ++id) {
+    const DeviceId device(id);
+    for (const auto& [owner, held] :
+         CollectHeld(*runtime.memory(device), *runtime.allocator(device))) {
+      if (options.owner && !runtime.owners()->IsWithin(owner, *options.owner)) {
+        continue;
+      }
+      LeakReport report;
+      report.owner = runtime.owners()->Name(owner);
+      report.device = device;
+      report.allocations = held.allocations.size();
+      for (const AllocationInfo& allocation : held.allocations) {
+        Add(allocation.requested, &report.requested);
+      }
+      report.pages = held.pages;
+      report.groups = GroupBySize(held.allocations, options.groups);
+      if (options.sampler != nullptr) {
+        report.sites =
+            GroupByCallers(held.allocations, *options.sampler, options.sites);
+      }
+      reports.push_back(std::move(report));
+    }
+  }
+  return reports;
+}
+
+std::string FormatLeaks(const std::vector<LeakReport>& leaks) {
+  std::string out;
+  for (const LeakReport& leak : leaks) {
+    absl::StrAppend(&out, "\"", leak.owner, "\" still holds on device ",
+                    leak.device.value(), ":");
+    if (leak.allocations > 0) {
+      absl::StrAppend(&out, " ", FormatBytes(leak.requested), " in ",
+                      leak.allocations,
+                      leak.allocations == 1 ? " allocation" : " allocations");
+    }
+    if (!leak.pages.zero()) {
+      absl::StrAppend(&out, leak.allocations > 0 ? ", and " : " ",
+                      FormatBytes(leak.pages), " in pages of its own");
+    }
+    out += "\n";
+    for (const LeakReport::Group& group : leak.groups) {
+      absl::StrAppend(&out, "  ", group.count, " of ", group.size.value(), " B",
+                      group.stream == StreamId()
+                          ? std::string()
+                          : absl::StrCat(" on stream ", group.stream.value()),
+                      ", ", FormatBytes(group.total), "\n");
+    }
+    for (const LeakReport::Site& site : leak.sites) {
+      absl::StrAppend(&out, "  about ", FormatBytes(site.estimated),
+                      " made here (", site.samples,
+                      site.samples == 1 ? " sample):\n" : " samples):\n");
+      for (const std::string& caller : site.callers) {
+        absl::StrAppend(&out, "    ", caller, "\n");
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace quire
