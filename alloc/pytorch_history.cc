@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "quire/alloc/units.h"
@@ -33,9 +34,12 @@ class Moment {
     }
     for (const AllocationInfo& allocation : snapshot.allocations) {
       allocating_owners_.insert(allocation.owner.value());
-      (void)AddBlock(allocation.address.value(),
-                     {allocation.allocated.value(),
-                      allocation.requested.value(), allocation.owner.value()});
+      const uint64_t address = allocation.address.value();
+      const uint64_t size = allocation.allocated.value();
+      const auto missing = MissingPages(address, size);
+      if (!missing || !missing->empty()) continue;
+      blocks_[address] = {size, allocation.requested.value(),
+                          allocation.owner.value()};
     }
   }
 
@@ -90,27 +94,52 @@ class Moment {
     events->push_back(Base("free_requested", event, address, size));
   }
 
+  // One event for pages that change side by side.
+  void PushSegment(const char* action, const TraceEvent& event, uint64_t page,
+                   std::vector<PyTorchEvent>* events) const {
+    if (!events->empty()) {
+      PyTorchEvent& last = events->back();
+      if (std::string_view(last.action) == action &&
+          last.nanoseconds == event.nanoseconds &&
+          last.address + last.size == page) {
+        last.size += page_size_;
+        return;
+      }
+    }
+    events->push_back(Base(action, event, page, page_size_));
+    events->back().stream = 0;  // pages are of none
+  }
+
   void AddPageBlock(uint64_t address, uint32_t owner) {
     blocks_[address] = {page_size_, page_size_, owner};
   }
-  // False where it does not lie on live pages that are managed, or overlaps.
-  bool AddBlock(uint64_t address, const PyTorchBlock& block) {
-    const auto end = CheckedAdd(address, block.size);
-    if (!end || block.size == 0 || page_size_ == 0) return false;
+  // The pages under a block that are not live. Nullopt where it cannot be
+  // there: it overlaps another or lies on pages that their owner uses whole.
+  std::optional<std::vector<uint64_t>> MissingPages(uint64_t address,
+                                                    uint64_t size) {
+    const auto end = CheckedAdd(address, size);
+    if (!end || size == 0 || page_size_ == 0) return std::nullopt;
     const auto next = blocks_.lower_bound(address);
-    if (next != blocks_.end() && next->first < *end) return false;
+    if (next != blocks_.end() && next->first < *end) return std::nullopt;
     if (next != blocks_.begin()) {
       const auto& [before, last] = *std::prev(next);
-      if (before + last.size > address) return false;
+      if (before + last.size > address) return std::nullopt;
     }
     const uint64_t first = address - address % page_size_;
     const uint64_t pages = (*end - 1 - first) / page_size_ + 1;
+    page_changes_ += pages;
+    if (exhausted()) return std::nullopt;
+    std::vector<uint64_t> missing;
     for (uint64_t i = 0; i < pages; ++i) {
-      const auto page = pages_.find(first + i * page_size_);
-      if (page == pages_.end() || !page->second.managed) return false;
+      const uint64_t page = first + i * page_size_;
+      const auto found = pages_.find(page);
+      if (found == pages_.end()) {
+        missing.push_back(page);
+      } else if (!found->second.managed) {
+        return std::nullopt;
+      }
     }
-    blocks_.emplace_hint(next, address, block);
-    return true;
+    return missing;
   }
 
   void UndoAllocate(const TraceEvent& event,
@@ -124,14 +153,21 @@ class Moment {
         Base("alloc", event, event.address.value(), event.size.value()));
   }
 
-  // What rounding added to it is not known any more.
+  // What rounding added to it is not known any more. Where pages are shared,
+  // events do not say exactly which addresses came and went: what a block needs
+  // was there.
   void UndoFree(const TraceEvent& event, std::vector<PyTorchEvent>* events) {
+    const uint64_t address = event.address.value();
     const uint64_t size = std::max<uint64_t>(event.size.value(), 1);
-    if (!AddBlock(event.address.value(),
-                  {size, event.size.value(), event.owner.value()})) {
-      return;
+    const auto missing = MissingPages(address, size);
+    if (!missing) return;
+    const uint32_t owner = event.owner.value();
+    for (const uint64_t page : *missing) {
+      pages_[page] = {owner, true};
+      PushSegment("segment_unmap", event, page, events);
     }
-    PushFree(event, event.address.value(), event.size.value(), events);
+    blocks_[address] = {size, event.size.value(), owner};
+    PushFree(event, address, event.size.value(), events);
   }
 
   void UndoPages(const TraceEvent& event, std::vector<PyTorchEvent>* events) {
@@ -152,14 +188,8 @@ class Moment {
       const bool changed = commit ? TakePage(page, event, &of_blocks)
                                   : ReturnPage(page, event, &of_blocks);
       if (!changed) continue;
-      if (!of_segment.empty() &&
-          of_segment.back().address + of_segment.back().size == page) {
-        of_segment.back().size += page_size_;
-      } else {
-        of_segment.push_back(Base(commit ? "segment_map" : "segment_unmap",
-                                  event, page, page_size_));
-        of_segment.back().stream = 0;
-      }
+      PushSegment(commit ? "segment_map" : "segment_unmap", event, page,
+                  &of_segment);
     }
     // Latest first.
     of_blocks.insert(commit ? of_blocks.end() : of_blocks.begin(),
