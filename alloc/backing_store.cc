@@ -14,6 +14,13 @@ bool IsUnbacked(const PageSlot& slot) {
   return slot.state == SlotState::kUnbacked;
 }
 bool IsLive(const PageSlot& slot) { return slot.state == SlotState::kLive; }
+bool IsAsleep(const PageSlot& slot) { return slot.state == SlotState::kAsleep; }
+
+absl::Status SlotIsAsleep(const ManagedRange& range, uint64_t slot) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("page ", slot, " of the range at ", range.address().value(),
+                   " is asleep: wake it first"));
+}
 
 }  // namespace
 
@@ -24,7 +31,8 @@ BackingStore::BackingStore(Driver* driver, const OwnerRegistry* owners,
       page_size_(options.page_size),
       events_(events),
       pool_(driver, options),
-      accounts_(owners, thresholds) {}
+      accounts_(owners, thresholds),
+      saved_(owners) {}
 
 // ---- Commit -----------------------------------------------------------------
 
@@ -45,6 +53,8 @@ absl::Status BackingStore::TryCommit(const CommitRequest& request,
         break;
       case SlotState::kLive:
         break;
+      case SlotState::kAsleep:
+        return SlotIsAsleep(*range, i);
       case SlotState::kQuarantined:
         return absl::DataLossError(absl::StrCat(
             "page ", i, " of the range at ", range->address().value(),
@@ -127,6 +137,11 @@ absl::StatusOr<PageRecord*> BackingStore::FindShareable(PageHandle handle,
   if (page->live == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "page ", handle.value(), " is not live: it cannot be shared"));
+  }
+  if (page->moving != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("page ", handle.value(),
+                     " is falling asleep or waking up: it cannot be shared"));
   }
   if (page->owner != owner) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -280,6 +295,7 @@ absl::Status BackingStore::Remap(ManagedRange* range, uint64_t first,
   std::vector<PageRecord*> before;
   for (uint64_t i = 0; i < pages.size(); ++i) {
     const PageSlot& slot = range->slots[first + i];
+    if (IsAsleep(slot)) return SlotIsAsleep(*range, first + i);
     if (!IsLive(slot)) {
       return absl::FailedPreconditionError(
           absl::StrCat("page ", first + i, " of the range at ",
@@ -350,6 +366,7 @@ absl::Status BackingStore::Decommit(ManagedRange* range, uint64_t first,
     queue_.Retire(range, at, n, fence);
     range->lingering += n;
   });
+  DropAsleep(range, first, count);
   *released = live_before - accounts_.live();
   pages_given_up_ += *released;
   return result;
@@ -414,6 +431,7 @@ absl::Status BackingStore::Quarantine(ManagedRange* range, uint64_t first,
 }
 
 void BackingStore::Clear(ManagedRange* range) {
+  DropAsleep(range, 0, range->slots.size());
   range->ForEachRun(0, range->slots.size(), IsLive,
                     [&](uint64_t first, uint64_t count) {
                       (void)UnmapRun(range, first, count, UnmapReason::kFreed);
@@ -455,6 +473,10 @@ absl::Status BackingStore::SetOwner(ManagedRange* range, OwnerId owner,
   const auto moves = [](const PageSlot& slot) {
     return slot.state == SlotState::kLive || slot.state == SlotState::kCooling;
   };
+  const uint64_t asleep =
+      range->RunEnd(0, range->slots.size(),
+                    [](const PageSlot& slot) { return !IsAsleep(slot); });
+  if (asleep < range->slots.size()) return SlotIsAsleep(*range, asleep);
   // Slots of this range, for the pages that have several.
   std::unordered_map<const PageRecord*, uint64_t> several;
   for (const PageSlot& slot : range->slots) {
@@ -499,7 +521,7 @@ absl::Status BackingStore::CheckInvariants(
     for (uint64_t i = 0; i < range->slots.size(); ++i) {
       const PageSlot& slot = range->slots[i];
       const uint64_t address = range->SlotAddress(i, page_size_).value();
-      if ((slot.page == nullptr) != IsUnbacked(slot)) {
+      if ((slot.page == nullptr) != (IsUnbacked(slot) || IsAsleep(slot))) {
         return fail("slot ", address, " in state ",
                     static_cast<int>(slot.state), " has ",
                     slot.page == nullptr ? "no page" : "a page");
@@ -513,7 +535,7 @@ absl::Status BackingStore::CheckInvariants(
         return fail("slot ", address, " has a page that does not exist");
       }
       if (slot.state == SlotState::kCooling) ++cooling;
-      if (!IsUnbacked(slot) && !IsLive(slot)) ++lingering;
+      if (!IsUnbacked(slot) && !IsLive(slot) && !IsAsleep(slot)) ++lingering;
     }
     if (lingering != range->lingering) {
       return fail("range ", range->address().value(), " counts ",
@@ -525,6 +547,7 @@ absl::Status BackingStore::CheckInvariants(
                 queue_.CalculateCooling());
   }
   QUIRE_RETURN_IF_ERROR(accounts_.CheckInvariants(ranges));
+  QUIRE_RETURN_IF_ERROR(CheckSavedPages(ranges));
   return pool_.CheckInvariants(accounts_.live() + accounts_.cooling() +
                                accounts_.quarantined());
 }

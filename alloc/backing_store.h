@@ -9,6 +9,9 @@
 //
 // A page may be under several slots; it returns to the pool with the last.
 //
+// A page may also sleep: its contents are elsewhere, its slots remember it, and
+// the page itself is free. backing_store_sleep.cc has all of that.
+//
 // Invariants:
 //   taken pages = live + cooling + quarantined pages
 //   in use      = live + cooling + cached + quarantined
@@ -19,6 +22,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -30,6 +34,8 @@
 #include "alloc/page_accounts.h"
 #include "alloc/page_pool.h"
 #include "alloc/retirement_queue.h"
+#include "alloc/saved_pages.h"
+#include "alloc/sleep_transition.h"
 #include "quire/alloc/driver.h"
 #include "quire/alloc/fence.h"
 
@@ -101,8 +107,8 @@ class BackingStore {
   void AbandonCommit(const CommitAttempt& attempt);
 
   // The live slots among [first, first + count) cool, or are unmapped where the
-  // fence is complete. *released: pages that are live no more. An error means
-  // that slots were quarantined.
+  // fence is complete; what sleeps there is forgotten. *released: pages that
+  // are live no more. An error means that slots were quarantined.
   absl::Status Decommit(ManagedRange* range, uint64_t first, uint64_t count,
                         const Fence& fence, uint64_t* released);
   // Puts other live pages of the same owner under the live slots from `first`
@@ -111,8 +117,8 @@ class BackingStore {
                      std::span<const PageHandle> pages, uint64_t* released);
   // Accounts the range and its pages to another owner. *pages: how many of them
   // are live. Errors, which change nothing: kFailedPrecondition where another
-  // range has one of them as well; kResourceExhausted where limits are against
-  // it.
+  // range has one of them as well, or one of them sleeps; kResourceExhausted
+  // where limits are against it.
   absl::Status SetOwner(ManagedRange* range, OwnerId owner, uint64_t* pages);
   absl::Status SetOwnerLimits(OwnerId owner, const OwnerPageLimits& limits) {
     return accounts_.owners().SetLimits(owner, limits, capacity());
@@ -124,6 +130,28 @@ class BackingStore {
   void WaitForAll();
   // For teardown: unmaps every slot of `range` as well as the driver allows.
   void Clear(ManagedRange* range);
+
+  // Sleep. All live pages of `ranges`, which have all that share one, become
+  // part of a transition; the caller saves their contents, and then finishes or
+  // abandons it. Finishing unmaps them and makes them free, or changes nothing:
+  // the error is kDataLoss where slots were quarantined on the way. The saved
+  // pages must know where their contents are before that.
+  absl::StatusOr<SleepTransition> BeginSleep(
+      const std::vector<ManagedRange*>& ranges);
+  absl::Status FinishSleep(SleepTransition* transition);
+  void AbandonSleep(const SleepTransition& transition);
+  // Wake. Puts pages under all sleeping slots of `ranges`, or changes nothing,
+  // with the errors of TryCommit; the caller restores their contents, and then
+  // finishes or abandons it. `restored` are to be destroyed by the caller, best
+  // without a lock. Abandoning puts the slots to sleep again; the error is
+  // kDataLoss where slots were quarantined on the way.
+  absl::Status TryBeginWake(const std::vector<ManagedRange*>& ranges,
+                            CommitAttempt* attempt,
+                            SleepTransition* transition);
+  void FinishWake(const SleepTransition& transition,
+                  std::vector<std::unique_ptr<SavedPage>>* restored);
+  absl::Status AbandonWake(SleepTransition* transition);
+  const SavedPages& saved() const { return saved_; }
 
   PagePool& pool() { return pool_; }
   const PagePool& pool() const { return pool_; }
@@ -182,6 +210,17 @@ class BackingStore {
                       std::span<PageRecord* const> pages);
   absl::Status UnmapSlots(const ManagedRange& range, uint64_t first,
                           uint64_t count);
+  // Unmaps all runs, which stay live in the books, or none of them.
+  absl::Status UnmapForSleep(const SleepTransition& transition);
+  // OK where the owners of saved pages may have them back all together.
+  absl::Status CheckOwnersOf(const std::vector<SleepTransition::Page>& pages,
+                             CommitAttempt* attempt);
+  // Maps the pages that wake up under the slots of `run`.
+  absl::Status MapAwake(const SleepTransition::Run& run);
+  // Forgets what sleeps under [first, first + count).
+  void DropAsleep(ManagedRange* range, uint64_t first, uint64_t count);
+  absl::Status CheckSavedPages(
+      const std::vector<const ManagedRange*>& ranges) const;
   enum class UnmapReason { kFreed, kRolledBack };
   // Unmaps a run of slots that are live, or kCooling without a batch. Where the
   // driver is out of mappings for it (to unmap may split one), the slots cool
@@ -213,6 +252,7 @@ class BackingStore {
   EventLog* const events_;
   PagePool pool_;
   PageAccounts accounts_;
+  SavedPages saved_;
   RetirementQueue queue_;
 
   uint64_t commits_ = 0;

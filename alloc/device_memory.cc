@@ -7,6 +7,7 @@
 #include "alloc/address_space.h"
 #include "alloc/device_memory_impl.h"
 #include "alloc/pressure_gauge.h"
+#include "quire/alloc/quiescent.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -221,6 +222,16 @@ absl::Status DeviceMemory::DescribeMappingShortage(
   QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->OutOfMemory(
       {owner, pages.value(), CommitAttempt::Shortage::kMappings, refusal});
+}
+absl::StatusOr<SleepReport> DeviceMemory::Sleep(const QuiescentSection& section,
+                                                OwnerId owner,
+                                                const SleepOptions& options) {
+  QUIRE_RETURN_IF_ERROR(section.CheckOpen(*this, "sleep"));
+  return impl_->Sleep(owner, options);
+}
+absl::StatusOr<SleepReport> DeviceMemory::Wake(OwnerId owner,
+                                               const WakeOptions& options) {
+  return impl_->Wake(owner, options);
 }
 bool DeviceMemory::in_quiescence() const { return impl_->in_quiescence(); }
 absl::Status DeviceMemory::BeginQuiescence() {

@@ -40,6 +40,9 @@ DeviceMemoryStatistics DeviceMemory::Impl::GetStatistics() const {
   statistics.cooling = PageBytes(accounts.cooling());
   statistics.cached = PageBytes(pool.cached());
   statistics.quarantined = PageBytes(backing_.quarantined());
+  statistics.asleep = PageBytes(backing_.saved().count());
+  statistics.asleep_on_host = Bytes(archive_use_.host.load());
+  statistics.asleep_on_disk = Bytes(archive_use_.disk.load());
   statistics.peak_in_use = PageBytes(pool.peak_in_use());
   statistics.peak_live = PageBytes(accounts.peak_live());
   statistics.over_limit =

@@ -82,6 +82,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveOrExplain(
 void DeviceMemory::Impl::ReleaseRange(AddressRange* range, const Fence& fence) {
   auto* const managed = static_cast<ManagedRange*>(range);
   Section section(this);
+  AwaitTransition(managed);
   addresses_->Publish(managed->first_page, managed->slots.size(), nullptr);
   managed->retired = true;
   uint64_t released = 0;
@@ -111,8 +112,9 @@ absl::Status DeviceMemory::Impl::SetOwner(AddressRange* range, OwnerId owner) {
 absl::Status DeviceMemory::Impl::MoveToOwner(AddressRange* range, OwnerId owner,
                                              uint64_t* pages) {
   const OwnerId before = range->owner();
-  QUIRE_RETURN_IF_ERROR(
-      backing_.SetOwner(static_cast<ManagedRange*>(range), owner, pages));
+  auto* const managed = static_cast<ManagedRange*>(range);
+  AwaitTransition(managed);
+  QUIRE_RETURN_IF_ERROR(backing_.SetOwner(managed, owner, pages));
   const uint64_t moved = *pages;
   const uint64_t live = backing_.accounts().live();
   if (trace_ != nullptr && moved > 0) {
@@ -184,38 +186,47 @@ absl::Status DeviceMemory::Impl::TryCommit(AddressRange* range, PageCount first,
 absl::Status DeviceMemory::Impl::CommitOrExplain(const CommitRequest& request,
                                                  bool may_wait) {
   CommitAttempt attempt;
+  absl::Status status = TryWithRelief(
+      may_wait, &attempt, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        AwaitTransition(request.range);
+        absl::Status tried = backing_.TryCommit(request, &attempt);
+        if (tried.ok() && attempt.became_live > 0) {
+          Record(TraceAction::kCommit, request.range, request.first,
+                 attempt.became_live);
+        }
+        return tried;
+      });
+  if (!absl::IsResourceExhausted(status)) return status;
+  return OutOfMemory({request.range->owner(), attempt.requested(),
+                      attempt.shortage, std::move(status)});
+}
+
+absl::Status DeviceMemory::Impl::TryWithRelief(
+    bool may_wait, CommitAttempt* attempt,
+    absl::FunctionRef<absl::Status()> try_once) {
   ReliefState relief;
   relief.may_wait = may_wait;
   absl::Status status;
   do {
     Section section(this);
-    status = backing_.TryCommit(request, &attempt);
-    if (absl::IsResourceExhausted(status) && HarvestAll()) {
-      status = backing_.TryCommit(request, &attempt);
-    }
+    status = try_once();
+    if (absl::IsResourceExhausted(status) && HarvestAll()) status = try_once();
     NoteFailure(&relief);
-    if (status.ok() && attempt.became_live > 0) {
-      Record(TraceAction::kCommit, request.range, request.first,
-             attempt.became_live);
-    }
     if (!status.ok() && !absl::IsResourceExhausted(status)) {
-      backing_.AbandonCommit(attempt);
+      backing_.AbandonCommit(*attempt);
     }
     AfterMutation();
+    if (!absl::IsResourceExhausted(status)) return status;
     // What is never to be had is worth nobody's cache.
-    if (!absl::IsResourceExhausted(status) || attempt.hopeless) break;
-  } while (attempt.shortage == CommitAttempt::Shortage::kOwner
-               ? RelieveOwner(attempt, relief)
-               : Relieve(attempt.missing, &relief));
-  if (!absl::IsResourceExhausted(status)) return status;
-  {
-    Section section(this);
-    backing_.AbandonCommit(attempt);
-    AfterMutation();
-    freed_.NotifyAll();
-  }
-  return OutOfMemory({request.range->owner(), attempt.requested(),
-                      attempt.shortage, std::move(status)});
+    if (attempt->hopeless) break;
+  } while (attempt->shortage == CommitAttempt::Shortage::kOwner
+               ? RelieveOwner(*attempt, relief)
+               : Relieve(attempt->missing, &relief));
+  Section section(this);
+  backing_.AbandonCommit(*attempt);
+  AfterMutation();
+  freed_.NotifyAll();
+  return status;
 }
 
 absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
@@ -223,6 +234,7 @@ absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
   QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, PageCount(pages.size())));
   auto* const managed = static_cast<ManagedRange*>(range);
   Section section(this);
+  AwaitTransition(managed);
   uint64_t released = 0;
   absl::Status status =
       backing_.Remap(managed, first.value(), pages, &released);
@@ -240,11 +252,12 @@ absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,
 absl::Status DeviceMemory::Impl::Decommit(AddressRange* range, PageCount first,
                                           PageCount count, const Fence& fence) {
   QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, count));
+  auto* const managed = static_cast<ManagedRange*>(range);
   Section section(this);
+  AwaitTransition(managed);
   uint64_t released = 0;
-  const absl::Status status =
-      backing_.Decommit(static_cast<ManagedRange*>(range), first.value(),
-                        count.value(), fence, &released);
+  const absl::Status status = backing_.Decommit(
+      managed, first.value(), count.value(), fence, &released);
   if (released > 0) {
     Record(TraceAction::kDecommit, range, first.value(), released);
   }

@@ -16,14 +16,17 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "alloc/address_space.h"
 #include "alloc/backing_store.h"
 #include "alloc/callback_list.h"
 #include "alloc/fork_guard.h"
 #include "alloc/hook_dispatcher.h"
 #include "alloc/managed_range.h"
+#include "alloc/page_archive.h"
 #include "alloc/prepare_thread.h"
 #include "alloc/pressure_gauge.h"
+#include "alloc/sleep_transition.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/mutex.h"
@@ -130,6 +133,10 @@ class DeviceMemory::Impl {
   };
   absl::Status OutOfMemory(const Shortage& shortage)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<SleepReport> Sleep(OwnerId owner, const SleepOptions& options)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<SleepReport> Wake(OwnerId owner, const WakeOptions& options)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   bool in_quiescence() const {
     return in_quiescence_.load(std::memory_order_acquire);
   }
@@ -199,6 +206,11 @@ class DeviceMemory::Impl {
   absl::StatusOr<AddressRange*> ReserveOrExplain(PageCount pages, OwnerId owner,
                                                  Bytes alignment)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls `try_once`, which fills *attempt, under the lock until it succeeds,
+  // or fails for another reason than shortage, or nothing more can come.
+  absl::Status TryWithRelief(bool may_wait, CommitAttempt* attempt,
+                             absl::FunctionRef<absl::Status()> try_once)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Brings pages (and addresses) back when `wanted` pages are missing: asks the
   // reclaimers, then waits for what cools. False where nothing more can come.
   bool Relieve(uint64_t wanted, ReliefState* state) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -238,6 +250,28 @@ class DeviceMemory::Impl {
   }
   absl::Status MoveToOwner(AddressRange* range, OwnerId owner, uint64_t* pages)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // ---- device_memory_sleep.cc ----
+  // All that can be done without the help of hooks, as for Commit.
+  absl::StatusOr<SleepReport> WakeOrExplain(OwnerId owner,
+                                            const WakeOptions& options)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<ManagedRange*> RangesWithin(OwnerId owner) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits until no Sleep or Wake has the range in hand.
+  void AwaitTransition(const ManagedRange* range)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndTransition() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RecordRuns(TraceAction action, const SleepTransition& transition) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status SaveContents(const SleepOptions& options,
+                            SleepTransition* transition)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status RestoreContents(const WakeOptions& options,
+                               const SleepTransition& transition,
+                               SleepReport* report) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status FillWithZeros(std::span<const ArchivePlacement> pages) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void FreeAddresses(ManagedRange* range) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Anything that Harvest, a decommit, a trim, a higher limit or the thread
   // that prepares made available.
@@ -285,10 +319,13 @@ class DeviceMemory::Impl {
   CallbackList<PageReclaimer> reclaimers_;
   HookDispatcher dispatcher_;
   std::atomic<bool> in_quiescence_{false};
+  ArchiveUse archive_use_;
 
   mutable Mutex mutex_;
   // Signalled when anything was freed.
   CondVar freed_;
+  // Signalled when a Sleep or Wake has ended.
+  CondVar moved_;
   // Find and Contains read it without the lock, all else with it.
   const std::unique_ptr<AddressSpace> addresses_;
   // By first page; retired ones included, until their addresses return.

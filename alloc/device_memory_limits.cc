@@ -97,6 +97,7 @@ OwnerStatistics DeviceMemory::Impl::StatisticsOf(OwnerId owner) {
   statistics.own_live = PageBytes(account.own);
   statistics.live = PageBytes(account.live);
   statistics.peak_live = PageBytes(account.peak);
+  statistics.asleep = PageBytes(backing_.saved().CountOf(owner));
   statistics.limits = {.soft = limit_bytes(limits.soft),
                        .hard = limit_bytes(limits.hard),
                        .reserved_minimum = PageBytes(limits.reserved)};

@@ -14,12 +14,14 @@
 namespace quire {
 
 struct CoolingBatch;
+struct SavedPage;
 
-// Invariants: page is null exactly where the state is kUnbacked; batch is null
-// except where it is kCooling.
+// Invariants: page is null exactly where the state is kUnbacked or kAsleep;
+// batch is null except where it is kCooling, saved except where it is kAsleep.
 struct PageSlot {
   PageRecord* page = nullptr;
   CoolingBatch* batch = nullptr;
+  SavedPage* saved = nullptr;
   SlotState state = SlotState::kUnbacked;
 };
 
@@ -70,6 +72,8 @@ class ManagedRange final : public AddressRange,
   uint64_t lingering = 0;
   // Released by its owner.
   bool retired = false;
+  // Slots fall asleep or wake up (sleep_transition.h): changes have to wait.
+  bool moving = false;
 };
 
 }  // namespace quire

@@ -87,6 +87,8 @@ class OwnerAccounts {
   // why not. Where both are below one owner, that one does not grow.
   std::optional<GrowthRefusal> Move(OwnerId from, OwnerId to, uint64_t pages,
                                     uint64_t capacity);
+  // Whether `owner` is `ancestor`, or below it. REQUIRES: it was named before.
+  bool IsWithin(OwnerId owner, OwnerId ancestor) const;
   // What is live now counts for the peaks of `owner` and those above it.
   void UpdatePeaks(OwnerId owner);
 
@@ -140,7 +142,6 @@ class OwnerAccounts {
   // Calls `function(id, account)` for the owner and those above it, from below.
   template <typename Function>
   void ForChain(OwnerId owner, Function function);
-  bool IsWithin(OwnerId owner, OwnerId ancestor) const;
   // By how much the sum of claims grows when `owner` grows by `pages`.
   uint64_t ClaimGrowth(OwnerId owner, uint64_t pages);
   // Leaves out the limits of owners above `mover`, which do not grow.

@@ -11,6 +11,7 @@ namespace {
 uint32_t* CountOf(PageRecord* page, SlotState state) {
   switch (state) {
     case SlotState::kUnbacked:
+    case SlotState::kAsleep:
       return nullptr;
     case SlotState::kLive:
       return &page->live;
@@ -47,6 +48,7 @@ void PageAccounts::UpdatePeaks(OwnerId owner) {
 void PageAccounts::Enter(const PageRecord& page) {
   switch (page.state()) {
     case SlotState::kUnbacked:
+    case SlotState::kAsleep:
       break;
     case SlotState::kLive:
       owners_.Enter(page.owner);
@@ -64,6 +66,7 @@ void PageAccounts::Enter(const PageRecord& page) {
 void PageAccounts::Leave(const PageRecord& page) {
   switch (page.state()) {
     case SlotState::kUnbacked:
+    case SlotState::kAsleep:
       break;
     case SlotState::kLive:
       owners_.Leave(page.owner);

@@ -9,8 +9,17 @@
 
 namespace quire {
 
-// Of a slot of a range, and of a page by the slots that map it.
-enum class SlotState : uint8_t { kUnbacked, kLive, kCooling, kQuarantined };
+struct SavedPage;
+
+// Of a slot of a range, and of a page by the slots that map it. A slot that is
+// asleep maps none, and remembers which it shares with whom (saved_pages.h).
+enum class SlotState : uint8_t {
+  kUnbacked,
+  kLive,
+  kCooling,
+  kQuarantined,
+  kAsleep,
+};
 
 // A page under several slots counts once: as live while any of them is, else as
 // cooling while any of them cools, else as quarantined. With no slot left it is
@@ -32,6 +41,8 @@ struct PageRecord {
   uint32_t live = 0;
   uint32_t cooling = 0;
   uint32_t quarantined = 0;
+  // Where its contents are being copied to or from, while they are.
+  SavedPage* moving = nullptr;
 };
 
 }  // namespace quire

@@ -276,8 +276,11 @@ typedef struct quire_memory_statistics {
   uint64_t commits;
   uint64_t commits_from_cache;
   uint64_t over_limit;  // version 2
+  uint64_t asleep;      // version 3, from here on
+  uint64_t asleep_on_host;
+  uint64_t asleep_on_disk;
 } quire_memory_statistics;
-#define QUIRE_MEMORY_STATISTICS_VERSION 2
+#define QUIRE_MEMORY_STATISTICS_VERSION 3
 
 // O(1).
 QUIRE_C_FUNCTION quire_status quire_memory_get_statistics(

@@ -9,13 +9,15 @@
 // two allocations share the page where one ends and the other begins, and
 // sparse slabs share one. It counts once, whatever the number of its slots.
 //
-// A page slot of a range is in one of four states:
+// A page slot of a range is in one of five states:
 //   unbacked     addresses only; touching it faults (never aliased to a page of
 //                zeros)
 //   live         a physical page is mapped
 //   cooling      the slot was decommitted, but its fence is not complete: the
 //                page is still mapped and is unmapped when the fence has
 //                completed
+//   asleep       as unbacked, but the slot is to have its page again, with what
+//                was in it and under the same slots: see Sleep
 //   quarantined  the driver refused to unmap it, or lost track of it: neither
 //                the page nor the address is used again
 //
@@ -34,8 +36,8 @@
 //
 // Thread-safe. One lock per DeviceMemory is held over the driver's map, unmap,
 // create and release calls, which drivers serialise anyway; never while waiting
-// for a fence, nor while calling a reclaimer. Fences that complete late hold up
-// nobody but those who need every page.
+// for a fence or for contents that are copied, nor while calling a reclaimer.
+// Fences that complete late hold up nobody but those who need every page.
 
 #ifndef QUIRE_ALLOC_DEVICE_MEMORY_H_
 #define QUIRE_ALLOC_DEVICE_MEMORY_H_
@@ -56,11 +58,13 @@
 #include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/memory_limits.h"
 #include "quire/alloc/owner.h"
+#include "quire/alloc/sleep.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
 
 class DeviceMemory;
+class QuiescentSection;
 
 // Gives pages back when the pool is short: caches of mapped ranges do.
 class PageReclaimer {
@@ -174,6 +178,9 @@ struct DeviceMemoryOptions {
   X(Bytes, cooling, "given up, and still mapped until a fence completes")  \
   X(Bytes, cached, "prepared, not mapped: kept for re-use")                \
   X(Bytes, quarantined, "lost to calls that the driver refused")           \
+  X(Bytes, asleep, "pages given up that come back with their owners")      \
+  X(Bytes, asleep_on_host, "pinned memory that holds their contents")      \
+  X(Bytes, asleep_on_disk, "disk space that holds their contents")         \
   X(Bytes, peak_in_use, "largest in_use so far")                           \
   X(Bytes, peak_live, "largest live so far")                               \
   X(Bytes, over_limit, "in_use beyond the limit, after it was lowered")    \
@@ -215,16 +222,16 @@ class DeviceMemory {
   // kResourceExhausted for addresses, told apart from memory.
   absl::StatusOr<AddressRange*> ReserveRange(PageCount pages, OwnerId owner,
                                              Bytes alignment = Bytes(0));
-  // Decommits what is live, under `fence`; the addresses return once the last
-  // page has cooled. `range` is dead to the caller at once. What the driver
-  // refuses to unmap is quarantined, and keeps its addresses.
+  // Decommits what is live or asleep, under `fence`; the addresses return once
+  // the last page has cooled. `range` is dead to the caller at once. What the
+  // driver refuses to unmap is quarantined, and keeps its addresses.
   void ReleaseRange(AddressRange* range, const Fence& fence);
   // Accounts the range, live pages included, to another owner. O(pages), or
   // O(1) where the owner stays the same. Errors, which change nothing:
   // kFailedPrecondition where a page of the range is live or cooling under
-  // another range as well; kInvalidArgument where owner >= kMaxOwners;
-  // kResourceExhausted with the verdict where the limits of the new owner are
-  // against it, for which nothing is reclaimed.
+  // another range as well, or asleep; kInvalidArgument where owner >=
+  // kMaxOwners; kResourceExhausted with the verdict where the limits of the new
+  // owner are against it, for which nothing is reclaimed.
   absl::Status SetOwner(AddressRange* range, OwnerId owner);
   // The range that contains `address`, or null. O(1), lock-free: one load from
   // a table indexed by page number.
@@ -240,8 +247,8 @@ class DeviceMemory {
   // fences have completed; what the reclaimers give; then waits for every
   // fence that can complete; then asks the hooks. Errors: kResourceExhausted
   // with the verdict (verdict.h); kInvalidArgument for slots outside the range;
-  // kDataLoss where slots are quarantined, by this call or before; the driver's
-  // own.
+  // kFailedPrecondition for slots that are asleep; kDataLoss where slots are
+  // quarantined, by this call or before; the driver's own.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count);
   // As Commit, but does not wait and asks no hook: pages that are cooling are
   // not to be had.
@@ -275,7 +282,8 @@ class DeviceMemory {
     return Remap(range, slot, std::span<const PageHandle>(&page, 1));
   }
   // The live slots among [first, first + count) cool under `fence`, or are
-  // unmapped at once where it is complete; the rest stay as they are. An error
+  // unmapped at once where it is complete; those that are asleep are unbacked,
+  // and what was saved of them goes; the rest stay as they are. An error
   // of the driver means that slots were quarantined: none is live afterwards.
   absl::Status Decommit(AddressRange* range, PageCount first, PageCount count,
                         const Fence& fence);
@@ -356,6 +364,32 @@ class DeviceMemory {
                                        const absl::Status& refusal) const;
 
   // ---- Compaction ----
+  // Every live page of `owner`, and of the owners below it, is unmapped and
+  // free for others, whatever it was used for; addresses, and who shares a page
+  // with whom, stay. What reclaimers hold of the owner is not saved but freed;
+  // slots that cool are left to cool. Asleep slots fault when touched, cannot
+  // be committed, and may be decommitted or released.
+  //
+  // All or nothing: after an error everything is awake, with its contents
+  // (kDataLoss apart: slots were quarantined). What sleeps already sleeps on
+  // where it is; nothing to do is no error. Meanwhile, calls that change ranges
+  // of the owner wait, all others do not.
+  //
+  // Errors: kFailedPrecondition without an open section of this memory, or
+  // where another thread has one of the owners in hand; kInvalidArgument for
+  // kDisk without a folder; kResourceExhausted where the host has no memory, or
+  // the disk no room; those of the file, which name the folder; the driver's.
+  absl::StatusOr<SleepReport> Sleep(const QuiescentSection& section,
+                                    OwnerId owner,
+                                    const SleepOptions& options = {});
+  // All that sleeps of `owner`, and of those below it, is live again with its
+  // contents, at the same addresses: of what slept above it, a part. Takes
+  // pages as Commit does, waits as it does, with its errors. All or nothing:
+  // after an error all of it sleeps on (kDataLoss apart). What is awake stays
+  // as it is; nothing to do is no error. Needs no section, since nobody can be
+  // using it.
+  absl::StatusOr<SleepReport> Wake(OwnerId owner,
+                                   const WakeOptions& options = {});
   // Whether a QuiescentSection (quiescent.h) of this memory is open, or waits
   // to be.
   bool in_quiescence() const;

@@ -33,6 +33,8 @@ struct OwnerStatistics {
   Bytes own_live;
   Bytes live;
   Bytes peak_live;  // largest `live` so far
+  // Of it and all below it: pages that were given up, and come back with Wake.
+  Bytes asleep;
   OwnerLimits limits;
   // `live` may still grow by this much under the hard limits of this owner and
   // of those above it; Bytes(UINT64_MAX) where there are none.
