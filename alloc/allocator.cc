@@ -126,6 +126,8 @@ DeviceAllocator::~DeviceAllocator() {
   if (impl_->in_forked_child()) (void)impl_.release();
 }
 
+DeviceMemory* DeviceAllocator::memory() const { return impl_->memory(); }
+
 // Allocate and Free find no cache in a forked child, and look on their slow
 // paths.
 absl::StatusOr<DeviceAddress> DeviceAllocator::Allocate(
@@ -173,6 +175,17 @@ absl::Status DeviceAllocator::Pin(DeviceAddress address) {
 absl::Status DeviceAllocator::Unpin(DeviceAddress address) {
   QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->Unpin(address);
+}
+absl::StatusOr<SleepReport> DeviceAllocator::Sleep(
+    const QuiescentSection& section, OwnerId owner,
+    const SleepOptions& options) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
+  return impl_->Sleep(section, owner, options);
+}
+absl::StatusOr<SleepReport> DeviceAllocator::Wake(OwnerId owner,
+                                                  const WakeOptions& options) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
+  return impl_->Wake(owner, options);
 }
 AllocatorStatistics DeviceAllocator::GetStatistics() const {
   if (impl_->in_forked_child()) return AllocatorStatistics();

@@ -48,6 +48,14 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
                              kMaxOwners)));
   }
   if (!table_error_.ok()) return Fail(request, table_error_);
+  if (some_sleep_.load(std::memory_order_acquire)) {
+    absl::Status awake;
+    {
+      MutexLock lock(&mutex_);
+      awake = CheckAwake(request.owner);
+    }
+    if (!awake.ok()) return Fail(request, awake);
+  }
   const std::optional<int> size_class =
       classes_.ClassFor(size, request.alignment);
   const auto allocate = [&] {
@@ -347,9 +355,10 @@ bool DeviceAllocator::Impl::HasRoom(PageCount pages) const {
 
 // ---- What is handed out -----------------------------------------------------
 
-DeviceAddress DeviceAllocator::Impl::Publish(Block block,
-                                             const Request& request) {
+absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Publish(
+    Block block, const Request& request) {
   Span* const span = block.span;
+  if (span->heap->asleep()) return RefuseAsleep(block);
   const bool inherits = block.record().load().inherits();
   if (span->large()) {
     span->requested = request.size;
@@ -404,6 +413,7 @@ OwnerHeap* DeviceAllocator::Impl::HeapOf(OwnerId owner) {
         std::make_unique<OwnerHeap>(owner, memory_, &classes_, spans_.get(),
                                     &mapped_, options_.seed + owner.value()));
     heap = heaps_.back().get();
+    heap->SetAsleep(IsAsleep(owner));
   }
   return heap;
 }
@@ -422,6 +432,7 @@ ThreadCache* DeviceAllocator::Impl::CacheOf(OwnerHeap* heap, StreamId stream) {
         std::make_unique<ThreadCache>(heap, stream, IndexOfStream(stream),
                                       classes_.count(), cache_byte_limit_));
     cache = caches_.back().get();
+    cache->set_kept_stopped(heap->asleep());
   }
   AddToThreadCacheIndex(anchor_, {number_, stream, heap->owner(), heap, cache});
   return cache;

@@ -29,6 +29,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
     const auto is_pinned = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
                                mutex_) { return IsPinned(block); };
     for (const auto& heap : heaps_) {
+      if (heap->asleep()) continue;
       if (options.owner && heap->owner() != *options.owner) continue;
       status = heap->Mesh(options.smallest_slot, stream, is_pinned, &report);
       if (!status.ok()) break;

@@ -20,7 +20,11 @@ absl::Status DeviceAllocator::Impl::FreeSlow(DeviceAddress address,
   ThreadCache* const cache = heap == nullptr ? nullptr : CacheOf(heap, stream);
   MutexLock lock(&mutex_);
   QUIRE_ASSIGN_OR_RETURN(const Block block, LocateLive(address));
-  QUIRE_RETURN_IF_ERROR(FreeBlock(block, stream, cache));
+  if (block.span->heap->asleep()) {
+    FreeAsleep(block);
+  } else {
+    QUIRE_RETURN_IF_ERROR(FreeBlock(block, stream, cache));
+  }
   CheckAfterMutation();
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 //   allocator_reclaim.cc  giving memory back: polling, Reclaim, Trim, the end
 //   allocator_compact.cc  mesh, and what a policy decides
 //   allocator_relocate.cc relocation passes, pins
+//   allocator_sleep.cc    owners that sleep
 //   allocator_report.cc   statistics, verdicts, checks
 //
 // A small block is in one of four places: with a caller (live), in a cache of a
@@ -24,6 +25,7 @@
 #ifndef QUIRE_ALLOC_ALLOCATOR_IMPL_H_
 #define QUIRE_ALLOC_ALLOCATOR_IMPL_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -64,6 +66,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   bool in_forked_child() const { return fork_guard_.in_child(); }
   absl::Status CheckNotForked() const { return fork_guard_.Check(); }
 
+  DeviceMemory* memory() const { return memory_; }
   absl::StatusOr<DeviceAddress> Allocate(Bytes size,
                                          const AllocateOptions& options);
   absl::Status Free(DeviceAddress address, StreamId stream);
@@ -79,6 +82,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
                                            CompactionPolicy* policy);
   absl::Status Pin(DeviceAddress address);
   absl::Status Unpin(DeviceAddress address);
+  absl::StatusOr<SleepReport> Sleep(const QuiescentSection& section,
+                                    OwnerId owner, const SleepOptions& options);
+  absl::StatusOr<SleepReport> Wake(OwnerId owner, const WakeOptions& options);
   AllocatorStatistics GetStatistics() const;
   Bytes GetLargestPossible(OwnerId owner);
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
@@ -176,7 +182,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
                                           const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Describes, counts and traces a block that was just taken.
-  DeviceAddress Publish(Block block, const Request& request)
+  // The error where its owner has fallen asleep since the request was looked
+  // at.
+  absl::StatusOr<DeviceAddress> Publish(Block block, const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Slots of the class for the thread's next requests, as far as they are
   // there.
@@ -274,6 +282,28 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   std::optional<Fence> WithdrawSlab(const Span* slab)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // ---- allocator_sleep.cc ----
+  // Whether owners sleep, where that differs from those above them.
+  using SleepMarks = absl::flat_hash_map<OwnerId, bool>;
+  bool IsAsleep(OwnerId owner) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckAwake(OwnerId owner) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The owner, and all below it.
+  void MarkAsleep(OwnerId owner, bool asleep)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RestoreMarks(OwnerId owner, const SleepMarks& before)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropMarks(OwnerId owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ApplyMarks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Marks the owner and gives back what is free of it, or changes nothing.
+  absl::Status PrepareToSleep(OwnerId owner)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Frees a block of a heap that is asleep.
+  void FreeAsleep(Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes back a block that was just taken from a heap that is asleep, and says
+  // so.
+  absl::Status RefuseAsleep(Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // ---- allocator_report.cc ----
   // Counts and traces a failure; makes a verdict of what was for lack of
   // memory.
@@ -327,6 +357,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   std::vector<SharedCooling> shared_cooling_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, SpecialBlock> special_
       ABSL_GUARDED_BY(mutex_);  // by address
+  SleepMarks sleep_marks_ ABSL_GUARDED_BY(mutex_);
+  // Whether there are marks: others need not take the lock to see that nobody
+  // sleeps. Publish looks again.
+  std::atomic<bool> some_sleep_{false};
   // A relocation pass is open, and has so many bytes of slots to move to.
   bool relocating_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

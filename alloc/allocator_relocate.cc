@@ -147,6 +147,7 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
                               mutex_) { return IsMovable(block); };
   RelocationLimits left = limits;
   for (const auto& heap : heaps_) {
+    if (heap->asleep()) continue;
     if (limits.owner && heap->owner() != *limits.owner) continue;
     for (const OwnerHeap::Move& move : heap->PlanRelocation(left, is_movable)) {
       const DeviceAddress from = move.from.address();

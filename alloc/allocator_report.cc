@@ -78,6 +78,7 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
     statistics.cooling_bytes += accounts.cooling_bytes;
     statistics.slack_bytes += accounts.slack_bytes;
     statistics.slab_count += accounts.slabs;
+    if (heap->asleep()) statistics.asleep_bytes += accounts.mapped_bytes;
     requested += heap->counters().requested_bytes;
     live += heap->counters().live_bytes;
     statistics.total_allocations += heap->counters().allocations;

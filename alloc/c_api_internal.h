@@ -80,6 +80,12 @@ absl::Status CheckDevice(const Runtime& runtime, int32_t device);
 //       offsetof(quire_x, first_new_field);
 template <typename T>
 inline constexpr size_t kFirstSize = sizeof(T);
+template <>
+inline constexpr size_t kFirstSize<quire_memory_statistics> =
+    offsetof(quire_memory_statistics, over_limit);
+template <>
+inline constexpr size_t kFirstSize<quire_allocator_statistics> =
+    offsetof(quire_allocator_statistics, asleep_bytes);
 
 // Sizes above this are no struct of a later version but an uninitialised one.
 inline constexpr size_t kMaxStructSize = 4096;

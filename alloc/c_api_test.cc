@@ -42,7 +42,9 @@ TEST(CApiLayoutTest, IsTheOneThatProgramsWereBuiltWith) {
   EXPECT_EQ(sizeof(quire_owner_limits), 40u);
   EXPECT_EQ(offsetof(quire_owner_statistics, over_hard), 88u);
   EXPECT_EQ(offsetof(quire_memory_statistics, commits_from_cache), 160u);
+  EXPECT_EQ(offsetof(quire_memory_statistics, asleep_on_disk), 192u);
   EXPECT_EQ(offsetof(quire_allocator_statistics, metadata_bytes), 128u);
+  EXPECT_EQ(offsetof(quire_allocator_statistics, asleep_bytes), 136u);
   EXPECT_EQ(QUIRE_INTERNAL, 8);
   EXPECT_EQ(QUIRE_SHORTAGE_MAPPINGS, 7);
   EXPECT_EQ(QUIRE_DRIVER_CUDA, 2);

@@ -80,8 +80,11 @@ absl::Status FilePageArchive::Open(uint64_t size) {
   }
   if (fd_ < 0) return Error(errno, "to make");
   // A disk that is full says so before anything was copied.
-  if (fallocate(fd_, 0, 0, static_cast<off_t>(size)) != 0 &&
-      errno != EOPNOTSUPP) {
+  int reserved = 0;
+  do {
+    reserved = fallocate(fd_, 0, 0, static_cast<off_t>(size));
+  } while (reserved != 0 && errno == EINTR);
+  if (reserved != 0 && errno != EOPNOTSUPP) {
     return Error(errno, "to get room for");
   }
   held_ = size;

@@ -52,12 +52,31 @@ HeapAccounts OwnerHeap::accounts() const {
   return accounts;
 }
 
+void OwnerHeap::SetAsleep(bool asleep) {
+  const bool wakes = std::exchange(asleep_, asleep) && !asleep;
+  if (!wakes) return;
+  for (const Span* const span : spans_->spans()) {
+    if (span == nullptr || span->heap != this) continue;
+    if (!span->head.none()) {
+      seams_.SetHandle(span->head.page,
+                       memory_->PageAt(span->range, PageCount(0)));
+    }
+    if (!span->tail.none()) {
+      const uint64_t slot = (span->head.none() ? 0 : 1) + span->whole_pages;
+      seams_.SetHandle(span->tail.page,
+                       memory_->PageAt(span->range, PageCount(slot)));
+    }
+  }
+}
+
 uint64_t OwnerHeap::pinned_bytes() const {
+  if (asleep_) return 0;
   const HeapAccounts now = accounts();
   return now.mapped_bytes - now.held_bytes - reclaimable_pages() * page_bytes_;
 }
 
 Bytes OwnerHeap::LargestRoom() const {
+  if (asleep_) return Bytes(0);
   Bytes slot;
   for (int i = classes_.count() - 1; i >= 0 && slot.zero(); --i) {
     if (states_[i].idle_slots > 0) slot = classes_.slot_size(i);
@@ -553,8 +572,9 @@ absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
   sums->hosted += span.guests;
   const uint64_t slots = span.whole_pages + (span.head.none() ? 0 : 1) +
                          (span.tail.none() ? 0 : 1);
-  if (memory_->CommittedPages(span.range, PageCount(0), span.range->pages()) !=
-      PageCount(slots)) {
+  if (!asleep_ &&
+      memory_->CommittedPages(span.range, PageCount(0), span.range->pages()) !=
+          PageCount(slots)) {
     return broken("so many pages are not committed");
   }
   sums->span_pages += span.whole_pages;

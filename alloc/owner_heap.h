@@ -85,6 +85,11 @@ class OwnerHeap {
             SpanTable* spans, MappedTotal* total, uint64_t seed);
 
   OwnerId owner() const { return owner_; }
+  // Its pages are gone until it wakes up: nothing of it may be handed out.
+  // Spans and accounts stay as they are, as if it were mapped.
+  bool asleep() const { return asleep_; }
+  // A heap that wakes up has other pages under its spans.
+  void SetAsleep(bool asleep);
   // O(1).
   HeapAccounts accounts() const;
   AllocationCounters& counters() { return counters_; }
@@ -289,6 +294,7 @@ class OwnerHeap {
   absl::Status CheckSpan(const Span& span, Sums* sums) const;
 
   const OwnerId owner_;
+  bool asleep_ = false;
   DeviceMemory* const memory_;
   const uint64_t page_bytes_;
   const SizeClasses& classes_;

@@ -148,7 +148,15 @@ class alignas(64) ThreadCache {
   // Keeps the thread out from the next Enter on. See StopCaches.
   void RequestStop() { stopped_.store(true, std::memory_order_seq_cst); }
   bool inside() const { return inside_.load(std::memory_order_seq_cst); }
-  void Resume() { stopped_.store(false, std::memory_order_release); }
+  void Resume() {
+    if (!kept_stopped_) stopped_.store(false, std::memory_order_release);
+  }
+  // Its heap is asleep: it stays stopped until that is over, and is then
+  // resumed.
+  void set_kept_stopped(bool kept_stopped) {
+    kept_stopped_ = kept_stopped;
+    if (kept_stopped) RequestStop();
+  }
 
  private:
   struct Bin {
@@ -175,6 +183,7 @@ class alignas(64) ThreadCache {
 
   std::atomic<bool> inside_{false};
   std::atomic<bool> stopped_{false};
+  bool kept_stopped_ = false;
   const uint32_t stream_index_;
   const uint64_t byte_limit_;
   std::atomic<uint64_t> cached_bytes_{0};

@@ -32,6 +32,7 @@
 #include "quire/alloc/compaction.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/event_trace.h"
+#include "quire/alloc/sleep.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
@@ -86,6 +87,7 @@ struct AllocationInfo {
   X(failed_allocations, "calls of Allocate that failed")               \
   X(slab_count, "slabs that exist now")                                \
   X(thread_cached_bytes, "of the cached, in the caches of threads")    \
+  X(asleep_bytes, "of the mapped, what sleeps: it has no pages now")   \
   X(metadata_bytes, "host memory that describes slots and ranges")
 
 struct AllocatorStatistics {
@@ -125,6 +127,9 @@ class DeviceAllocator {
   // Memory still allocated is given back to the pool, once the streams that it
   // was allocated for are done.
   ~DeviceAllocator();
+
+  // What it was made on.
+  DeviceMemory* memory() const;
 
   // Allocate(0) gives a unique address that may not be dereferenced and must be
   // freed; it counts as one allocation of 0 requested bytes.
@@ -181,6 +186,22 @@ class DeviceAllocator {
   // is kFailedPrecondition.
   absl::Status Pin(DeviceAddress address);
   absl::Status Unpin(DeviceAddress address);
+
+  // Takes all pages of the owner, and of those below it, away until it wakes
+  // up, at the same addresses: DeviceMemory::Sleep, after what is free of the
+  // owner was given back, so that only what is live, and what lies between, is
+  // saved. While an owner sleeps, its memory can be freed, which touches
+  // nothing, and found; Allocate for it is kFailedPrecondition. Owners that are
+  // put to sleep here are woken up here. Errors: those of DeviceMemory::Sleep,
+  // and kFailedPrecondition where memory of the owner is pinned, or a
+  // relocation pass is open.
+  absl::StatusOr<SleepReport> Sleep(const QuiescentSection& section,
+                                    OwnerId owner,
+                                    const SleepOptions& options = {});
+  // The owner and all below it, or a part of what sleeps. Errors, after which
+  // it sleeps on: those of DeviceMemory::Wake.
+  absl::StatusOr<SleepReport> Wake(OwnerId owner,
+                                   const WakeOptions& options = {});
 
   AllocatorStatistics GetStatistics() const;
   // An Allocate of so much, of the default alignment, would succeed now for the

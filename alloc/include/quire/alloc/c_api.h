@@ -471,8 +471,9 @@ typedef struct quire_allocator_statistics {
   uint64_t slab_count;
   uint64_t thread_cached_bytes;
   uint64_t metadata_bytes;
+  uint64_t asleep_bytes;  // version 2
 } quire_allocator_statistics;
-#define QUIRE_ALLOCATOR_STATISTICS_VERSION 1
+#define QUIRE_ALLOCATOR_STATISTICS_VERSION 2
 
 // O(1).
 QUIRE_C_FUNCTION quire_status quire_allocator_get_statistics(
@@ -485,6 +486,57 @@ QUIRE_C_FUNCTION quire_status quire_allocator_get_largest_possible(
 // Walks everything; QUIRE_INTERNAL names the equation that does not hold.
 QUIRE_C_FUNCTION quire_status quire_allocator_check_invariants(
     const quire_allocator* allocator) QUIRE_C_NOEXCEPT;
+
+// ---- Sleep ------------------------------------------------------------------
+
+typedef int32_t quire_sleep_target;
+enum {
+  QUIRE_SLEEP_HOST = 0,  // pinned host memory
+  QUIRE_SLEEP_DISK = 1,  // a file in `folder`
+  QUIRE_SLEEP_DROP = 2,  // the contents are lost
+};
+
+typedef struct quire_sleep_options {
+  size_t size;
+  // Work that is queued on these streams now may use the memory: it is waited
+  // for. May be NULL where there are none.
+  const uint64_t* streams;
+  uint64_t stream_count;
+  const char* folder;
+  quire_sleep_target target;
+  uint32_t padding;
+} quire_sleep_options;
+#define QUIRE_SLEEP_OPTIONS_INIT \
+  { sizeof(quire_sleep_options), 0, 0, 0, 0, 0 }
+
+typedef struct quire_sleep_report {
+  size_t size;
+  uint64_t bytes_moved;
+  uint64_t pages;
+  uint64_t pages_freed;  // by a sleep
+  uint64_t driver_calls;
+  double seconds;
+} quire_sleep_report;
+
+// Takes all pages of the owner, and of the owners below it, away until it wakes
+// up, at the same addresses. The caller promises that nothing uses the memory,
+// but what is queued on the streams named, until the call has returned.
+// `options` may be NULL (to host memory, nothing to wait for), `report` too.
+// Errors: QUIRE_FAILED_PRECONDITION where memory of the owner is pinned, or the
+// memory is being compacted by another thread; QUIRE_INVALID_ARGUMENT for a
+// target or a missing folder; those of the file and of the driver. After an
+// error everything is awake.
+QUIRE_C_FUNCTION quire_status
+quire_allocator_sleep(quire_allocator* allocator, uint32_t owner,
+                      const quire_sleep_options* options,
+                      quire_sleep_report* report) QUIRE_C_NOEXCEPT;
+// The owner and all below it, or a part of what sleeps. What was dropped reads
+// as zeros where `zero_dropped` is not 0. `report` may be NULL. Errors:
+// QUIRE_OUT_OF_DEVICE_MEMORY, after which it sleeps on; those of the file and
+// of the driver.
+QUIRE_C_FUNCTION quire_status quire_allocator_wake(
+    quire_allocator* allocator, uint32_t owner, int32_t zero_dropped,
+    quire_sleep_report* report) QUIRE_C_NOEXCEPT;
 
 #ifdef __cplusplus
 }  // extern "C"

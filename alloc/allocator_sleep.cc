@@ -1,0 +1,177 @@
+// Owners of an allocator that sleep and wake up.
+//
+// Before an owner's pages go, so does what is free of them: what is left is
+// live, or lies between what is. From then on its heap is asleep: nobody is
+// handed anything of it, its caches of threads stay stopped, and what is freed
+// is free at once, since nobody can be using it. DeviceMemory does the rest.
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "alloc/allocator_impl.h"
+#include "quire/alloc/quiescent.h"
+#include "quire/alloc/sleep.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+// ---- Who sleeps -------------------------------------------------------------
+
+bool DeviceAllocator::Impl::IsAsleep(OwnerId owner) const {
+  if (sleep_marks_.empty()) return false;
+  for (std::optional<OwnerId> id = owner; id;
+       id = memory_->owners()->Parent(*id)) {
+    const auto mark = sleep_marks_.find(*id);
+    if (mark != sleep_marks_.end()) return mark->second;
+  }
+  return false;
+}
+
+absl::Status DeviceAllocator::Impl::CheckAwake(OwnerId owner) const {
+  if (!IsAsleep(owner)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      memory_->owners()->Name(owner), " is asleep: wake it first"));
+}
+
+void DeviceAllocator::Impl::MarkAsleep(OwnerId owner, bool asleep) {
+  DropMarks(owner);
+  // A mark is needed where it differs from that of the owners above.
+  if (IsAsleep(owner) != asleep) sleep_marks_[owner] = asleep;
+  ApplyMarks();
+}
+
+void DeviceAllocator::Impl::RestoreMarks(OwnerId owner,
+                                         const SleepMarks& before) {
+  DropMarks(owner);
+  for (const auto& [marked, asleep] : before) {
+    if (memory_->owners()->IsWithin(marked, owner)) {
+      sleep_marks_[marked] = asleep;
+    }
+  }
+  ApplyMarks();
+}
+
+void DeviceAllocator::Impl::DropMarks(OwnerId owner) {
+  absl::erase_if(sleep_marks_, [&](const auto& mark) {
+    return memory_->owners()->IsWithin(mark.first, owner);
+  });
+}
+
+void DeviceAllocator::Impl::ApplyMarks() {
+  some_sleep_.store(!sleep_marks_.empty(), std::memory_order_release);
+  for (const auto& heap : heaps_) heap->SetAsleep(IsAsleep(heap->owner()));
+  for (const auto& cache : caches_) {
+    cache->set_kept_stopped(cache->heap()->asleep());
+  }
+  // Threads are out of those that are to stay stopped, and of no other.
+  StopCaches(caches_);
+  ResumeCaches(caches_);
+}
+
+// ---- Sleep and wake ---------------------------------------------------------
+
+absl::Status DeviceAllocator::Impl::PrepareToSleep(OwnerId owner) {
+  const OwnerRegistry& owners = *memory_->owners();
+  const auto sleeps = [&](const OwnerHeap& heap) {
+    return owners.IsWithin(heap.owner(), owner) && !heap.asleep();
+  };
+  if (relocating_) {
+    return absl::FailedPreconditionError(
+        "a relocation pass of this allocator is open");
+  }
+  for (const auto& [address, special] : special_) {
+    if (special.pins == 0 ||
+        !sleeps(*spans_->Find(DeviceAddress(address))->heap)) {
+      continue;
+    }
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%#x is pinned: it keeps its pages, so its owner cannot sleep",
+        address));
+  }
+  // Nothing can be allocated from here on, so that what is free stays free.
+  std::vector<OwnerHeap*> heaps;
+  for (const auto& heap : heaps_) {
+    if (sleeps(*heap)) heaps.push_back(heap.get());
+  }
+  MarkAsleep(owner, true);
+  Collect();
+  for (OwnerHeap* const heap : heaps) heap->ReleaseFree(UINT64_MAX);
+  ReleaseCooling(UINT64_MAX, [&](const OwnerHeap& heap) {
+    return std::find(heaps.begin(), heaps.end(), &heap) != heaps.end();
+  });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SleepReport> DeviceAllocator::Impl::Sleep(
+    const QuiescentSection& section, OwnerId owner,
+    const SleepOptions& options) {
+  QUIRE_RETURN_IF_ERROR(section.CheckOpen(*memory_, "sleep"));
+  QUIRE_RETURN_IF_ERROR(table_error_);
+  if (options_.listener != nullptr) {
+    options_.listener->BeforeCompaction(CompactionLevel::kSleep);
+  }
+  SleepMarks before;
+  absl::StatusOr<SleepReport> report = SleepReport();
+  {
+    const HookDeferral deferral(memory_);
+    MutexLock lock(&mutex_);
+    before = sleep_marks_;
+    const absl::Status prepared = PrepareToSleep(owner);
+    if (!prepared.ok()) report = prepared;
+    CheckAfterMutation();
+  }
+  if (report.ok()) {
+    report = memory_->Sleep(section, owner, options);
+    if (!report.ok()) {
+      MutexLock lock(&mutex_);
+      RestoreMarks(owner, before);
+    }
+  }
+  if (options_.listener != nullptr) {
+    options_.listener->AfterCompaction(CompactionLevel::kSleep,
+                                       report.value_or(SleepReport()));
+  }
+  return report;
+}
+
+absl::StatusOr<SleepReport> DeviceAllocator::Impl::Wake(
+    OwnerId owner, const WakeOptions& options) {
+  QUIRE_RETURN_IF_ERROR(table_error_);
+  QUIRE_ASSIGN_OR_RETURN(const SleepReport report,
+                         memory_->Wake(owner, options));
+  MutexLock lock(&mutex_);
+  MarkAsleep(owner, false);
+  CheckAfterMutation();
+  return report;
+}
+
+// ---- While an owner sleeps --------------------------------------------------
+
+void DeviceAllocator::Impl::FreeAsleep(Block block) {
+  OwnerHeap* const heap = block.span->heap;
+  const DeviceAddress address = block.address();
+  const uint64_t size = block.size();
+  const uint64_t requested = RequestedOf(block);
+  const SlotRecord was = block.record().load();
+  block.record().store(was.Freed());
+  if (was.special()) special_.erase(address.value());
+  CountFree(heap, size, requested);
+  Trace(TraceAction::kFree, heap->owner(), address, Bytes(requested));
+  heap->Free(block);
+  // What was saved of it goes at once.
+  heap->ReleaseFree(UINT64_MAX);
+}
+
+absl::Status DeviceAllocator::Impl::RefuseAsleep(Block block) {
+  OwnerHeap* const heap = block.span->heap;
+  heap->Free(block);
+  heap->ReleaseFree(UINT64_MAX);
+  CheckAfterMutation();
+  return CheckAwake(heap->owner());
+}
+
+}  // namespace quire
