@@ -98,7 +98,7 @@ absl::Status DeviceAllocator::Impl::PrepareToSleep(OwnerId owner) {
     if (sleeps(*heap)) heaps.push_back(heap.get());
   }
   MarkAsleep(owner, true);
-  Collect();
+  Collect(Flush::kAlways);
   for (OwnerHeap* const heap : heaps) heap->ReleaseFree(UINT64_MAX);
   ReleaseCooling(UINT64_MAX, [&](const OwnerHeap& heap) {
     return std::find(heaps.begin(), heaps.end(), &heap) != heaps.end();

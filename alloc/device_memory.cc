@@ -226,11 +226,13 @@ absl::Status DeviceMemory::DescribeMappingShortage(
 absl::StatusOr<SleepReport> DeviceMemory::Sleep(const QuiescentSection& section,
                                                 OwnerId owner,
                                                 const SleepOptions& options) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   QUIRE_RETURN_IF_ERROR(section.CheckOpen(*this, "sleep"));
   return impl_->Sleep(owner, options);
 }
 absl::StatusOr<SleepReport> DeviceMemory::Wake(OwnerId owner,
                                                const WakeOptions& options) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->Wake(owner, options);
 }
 bool DeviceMemory::in_quiescence() const { return impl_->in_quiescence(); }
