@@ -21,7 +21,7 @@ absl::Status DeviceAllocator::Impl::FreeSlow(DeviceAddress address,
   MutexLock lock(&mutex_);
   QUIRE_ASSIGN_OR_RETURN(const Block block, LocateLive(address));
   if (block.span->heap->asleep()) {
-    FreeAsleep(block);
+    FreeAsleep(block, stream);
   } else {
     QUIRE_RETURN_IF_ERROR(FreeBlock(block, stream, cache));
   }

@@ -299,7 +299,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status PrepareToSleep(OwnerId owner)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees a block of a heap that is asleep.
-  void FreeAsleep(Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FreeAsleep(Block block, StreamId stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes back a block that was just taken from a heap that is asleep, and says
   // so.
   absl::Status RefuseAsleep(Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -17,6 +17,7 @@ namespace quire {
 absl::Status DeviceAllocator::Impl::Pin(DeviceAddress address) {
   MutexLock lock(&mutex_);
   QUIRE_ASSIGN_OR_RETURN(const Block block, LocateLive(address));
+  QUIRE_RETURN_IF_ERROR(CheckAwake(block.span->heap->owner()));
   SpecialBlock& special = special_[address.value()];
   if (special.moving) {
     return absl::FailedPreconditionError(absl::StrFormat(

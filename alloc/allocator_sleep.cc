@@ -151,7 +151,7 @@ absl::StatusOr<SleepReport> DeviceAllocator::Impl::Wake(
 
 // ---- While an owner sleeps --------------------------------------------------
 
-void DeviceAllocator::Impl::FreeAsleep(Block block) {
+void DeviceAllocator::Impl::FreeAsleep(Block block, StreamId stream) {
   OwnerHeap* const heap = block.span->heap;
   const DeviceAddress address = block.address();
   const uint64_t size = block.size();
@@ -160,7 +160,7 @@ void DeviceAllocator::Impl::FreeAsleep(Block block) {
   block.record().store(was.Freed());
   if (was.special()) special_.erase(address.value());
   CountFree(heap, size, requested);
-  Trace(TraceAction::kFree, heap->owner(), address, Bytes(requested));
+  Trace(TraceAction::kFree, heap->owner(), address, Bytes(requested), stream);
   heap->Free(block);
   // What was saved of it goes at once.
   heap->ReleaseFree(UINT64_MAX);

@@ -122,6 +122,8 @@ TEST_F(AllocatorSleepTest, NothingIsAllocatedForThoseWhoSleep) {
   }
   EXPECT_TRUE(Make(1000, other_, stream).Holds());
   EXPECT_EQ(allocator_->Find(kept.address)->owner, kv_);
+  EXPECT_EQ(allocator_->Pin(kept.address).code(),
+            absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(allocator_->Wake(model_).ok());
   EXPECT_TRUE(Make(1000, kv_, stream).Holds());
   EXPECT_TRUE(kept.Holds());

@@ -182,8 +182,8 @@ class DeviceAllocator {
                                            CompactionPolicy* policy);
   // A pinned allocation keeps its address and its physical pages: it is neither
   // moved nor meshed. Pins count. For memory that is registered with others
-  // (NCCL, RDMA, another process). Errors as Free; Unpin of what is not pinned
-  // is kFailedPrecondition.
+  // (NCCL, RDMA, another process). Errors as Free; Unpin of what is not pinned,
+  // and Pin of what sleeps, are kFailedPrecondition.
   absl::Status Pin(DeviceAddress address);
   absl::Status Unpin(DeviceAddress address);
 
