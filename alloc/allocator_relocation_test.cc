@@ -185,6 +185,23 @@ TEST_F(AllocatorRelocationTest, StopsAtItsLimits) {
   EXPECT_TRUE(Begin(limits)->moves().empty());
 }
 
+// A slab made for what is left, which the limits then leave empty, is free like
+// any other: nothing that lives is given back in its place.
+TEST_F(AllocatorRelocationTest, LimitsThatLeaveATargetEmptyCostNothing) {
+  Sparse(12, 5);
+  RelocationLimits limits;
+  limits.max_moves = 0;
+  const auto pass = Begin(limits);
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
+  allocator_->Trim();
+  EXPECT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
+  for (const auto& [address, pattern] : live_) {
+    EXPECT_TRUE(allocator_->Find(address).has_value());
+    EXPECT_TRUE(pattern.Holds());
+  }
+}
+
 TEST_F(AllocatorRelocationTest, FollowsAMesh) {
   Sparse(12, 5);
   {

@@ -453,7 +453,12 @@ void OwnerHeap::Free(Block block) {
   }
   if (slab->out() > 0) return;
   free_pages_ += slab->whole_pages;
-  if (++state.empty_slabs > 1) {
+  ++state.empty_slabs;
+  KeepOrPark(slab);
+}
+
+void OwnerHeap::KeepOrPark(Span* slab) {
+  if (states_[slab->size_class].empty_slabs > 1) {
     DropSlab(slab);
     SetLarge(slab, RoomOf(*slab));
     Park(slab);

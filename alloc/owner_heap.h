@@ -236,6 +236,9 @@ class OwnerHeap {
   void SetLarge(Span* span, uint64_t bytes);
   void Park(Span* span);
   void Unpark(Span* span);
+  // An empty slab stays as the first of its class, or is parked where there is
+  // another one.
+  void KeepOrPark(Span* slab);
   Block Take(Span* span);
   // After every change of pages: `before` is MappedPages() as it was.
   void CountMapped(uint64_t before);

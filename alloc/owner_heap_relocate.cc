@@ -42,13 +42,16 @@ std::vector<OwnerHeap::Move> OwnerHeap::PlanRelocation(
         moves.push_back({block, Take(targets.back())});
       }
     }
+    // Where the limits left nothing for a slab that was made for the rest.
+    for (Span* const target : targets) {
+      if (target->out() == 0) KeepOrPark(target);
+    }
   }
   return moves;
 }
 
 std::vector<Span*> OwnerHeap::ChooseTargets(int size_class,
                                             std::vector<Occupant>* occupants) {
-  const uint64_t slots = classes_.slots_per_slab(size_class);
   std::vector<Span*> targets;
   uint64_t wanted = 0;
   for (const Occupant& occupant : *occupants) {
@@ -63,10 +66,14 @@ std::vector<Span*> OwnerHeap::ChooseTargets(int size_class,
   }
   std::erase_if(*occupants,
                 [](const Occupant& occupant) { return !occupant.movable; });
-  uint64_t kept = wanted / slots;
-  const uint64_t rest = wanted % slots;
-  if (rest > 0 && kept < occupants->size()) {
-    Span* const remainder = AddRemainder(size_class, rest);
+  // Slabs that were made when memory was short have fewer slots than others.
+  size_t kept = 0;
+  while (kept < occupants->size() &&
+         (*occupants)[kept].slab->slot_count <= wanted) {
+    wanted -= (*occupants)[kept++].slab->slot_count;
+  }
+  if (wanted > 0 && kept < occupants->size()) {
+    Span* const remainder = AddRemainder(size_class, wanted);
     if (remainder != nullptr) {
       targets.push_back(remainder);
     } else {
@@ -74,8 +81,7 @@ std::vector<Span*> OwnerHeap::ChooseTargets(int size_class,
     }
   }
   // The fullest stay. What is taken from the back is filled first.
-  kept = std::min<uint64_t>(kept, occupants->size());
-  for (uint64_t i = kept; i-- > 0;) {
+  for (size_t i = kept; i-- > 0;) {
     targets.insert(targets.begin(), (*occupants)[i].slab);
   }
   occupants->erase(occupants->begin(),
