@@ -45,7 +45,7 @@ absl::Status DeviceAllocator::Impl::FreeBlock(Block block, StreamId stream,
     }
   }
   if (cache == nullptr || !FreeInto(cache, block)) {
-    QUIRE_RETURN_IF_ERROR(CoolOnStreams(block, StreamsOf(block, stream)));
+    QUIRE_RETURN_IF_ERROR(CoolOnStreams(block, stream));
     if (was.special()) special_.erase(address.value());
     CountFree(heap, size, requested);
   }
@@ -93,6 +93,8 @@ std::vector<StreamId> DeviceAllocator::Impl::StreamsOf(
   }
   std::sort(streams.begin(), streams.end());
   streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
+  // Without an index of its own it is among the other ones.
+  std::erase(streams, StreamId());
   return streams;
 }
 
@@ -125,10 +127,21 @@ void DeviceAllocator::Impl::PushCooling(StreamFreeList* list, Block block) {
   if (each) (void)list->CloseBatch();
 }
 
-absl::Status DeviceAllocator::Impl::CoolOnStreams(
-    Block block, std::vector<StreamId> streams) {
+// Streams that were recorded, or that the block inherits, may have been
+// destroyed since: their work is done. The one that the caller names must be
+// known.
+absl::Status DeviceAllocator::Impl::CoolOnStreams(Block block,
+                                                  StreamId freed_on) {
+  std::vector<StreamId> streams = StreamsOf(block, freed_on);
   if (streams.size() <= 1) {
-    return CoolOnStream(block, streams.empty() ? StreamId() : streams.front());
+    const StreamId only = streams.empty() ? StreamId() : streams.front();
+    const absl::Status status = CoolOnStream(block, only);
+    if (!absl::IsNotFound(status) || only == freed_on) return status;
+    return CoolOnStream(block, StreamId());
+  }
+  if (freed_on != StreamId() &&
+      block.span->heap->FindFreeList(freed_on) == nullptr) {
+    QUIRE_RETURN_IF_ERROR(CheckStream(freed_on));
   }
   QUIRE_ASSIGN_OR_RETURN(
       Fence fence,

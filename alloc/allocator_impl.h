@@ -220,7 +220,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // A live block cools, or is free at once where nothing is to be waited for.
   absl::Status CoolOnStream(Block block, StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CoolOnStreams(Block block, std::vector<StreamId> streams)
+  // The same with the streams that were recorded and those it inherits.
+  absl::Status CoolOnStreams(Block block, StreamId freed_on)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PushCooling(StreamFreeList* list, Block block)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -314,6 +315,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   OutOfMemoryVerdict Diagnose(const Request& request,
                               OutOfMemoryVerdict verdict)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // What the hard limits of the owner, and of those above it, leave of `pages`,
+  // with all that they could give up given up.
+  uint64_t WithinLimits(OwnerId owner, uint64_t pages) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The error for a request above the pool's limit, else OK.
   absl::Status CheckAgainstLimit(const Request& request) const;
   void Trace(TraceAction action, OwnerId owner, DeviceAddress address,

@@ -109,19 +109,44 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
   return statistics;
 }
 
+uint64_t DeviceAllocator::Impl::WithinLimits(OwnerId owner,
+                                             uint64_t pages) const {
+  const OwnerRegistry& owners = *memory_->owners();
+  const uint64_t page = memory_->page_size().value();
+  for (std::optional<OwnerId> limited = owner; limited;
+       limited = owners.Parent(*limited)) {
+    const OwnerStatistics statistics = memory_->GetOwnerStatistics(*limited);
+    if (statistics.limits.hard.zero()) continue;
+    uint64_t idle = 0;
+    for (const auto& heap : heaps_) {
+      if (owners.IsWithin(heap->owner(), *limited)) {
+        idle += heap->reclaimable_pages();
+      }
+    }
+    // What an owner that is beyond its limit gives up is not its own again.
+    const uint64_t limit = statistics.limits.hard.value() / page;
+    const uint64_t held = statistics.live.value() / page - idle;
+    pages = std::min(pages, limit - std::min(limit, held));
+  }
+  return pages;
+}
+
 Bytes DeviceAllocator::Impl::GetLargestPossible(OwnerId owner) {
   // Reclaimers are asked without the lock, which this one takes.
   const uint64_t reclaimable = memory_->ReclaimablePages().value();
   const DeviceMemoryStatistics pool = memory_->GetStatistics();
   const uint64_t page = pool.page_size.value();
-  const uint64_t pages = pool.growable.value() / page +
-                         pool.cached.value() / page +
-                         pool.cooling.value() / page + reclaimable;
+  MutexLock lock(&mutex_);
+  const uint64_t gained = pool.growable.value() / page +
+                          pool.cached.value() / page +
+                          pool.cooling.value() / page + reclaimable;
+  // After the limit was lowered, what is beyond it has to go first.
+  const uint64_t beyond = pool.over_limit.value() / page;
+  const uint64_t pages = WithinLimits(owner, gained - std::min(gained, beyond));
   if (pages > 0) {
     return CheckedBytes(PageCount(pages), pool.page_size)
         .value_or(Bytes(UINT64_MAX));
   }
-  MutexLock lock(&mutex_);
   if (owner.value() >= heap_of_owner_.size() ||
       heap_of_owner_[owner.value()] == nullptr) {
     return Bytes(0);

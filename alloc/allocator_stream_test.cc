@@ -237,5 +237,28 @@ TEST_F(AllocatorStreamTest, StreamsMayGoAwayBetweenTheFreeAndTheNextUse) {
   Free(all);
 }
 
+// A stream that is gone has done its work, whatever it was named for.
+TEST_F(AllocatorStreamTest, StreamsMayEndBeforeTheFreeThatWaitsForThem) {
+  const auto stream = driver_->CreateStream(DeviceId(0));
+  ASSERT_TRUE(stream.ok());
+  const DeviceAddress recorded = Allocate(1000);
+  ASSERT_EQ(allocator_->RecordStream(recorded, *stream), absl::OkStatus());
+  // Freed on the stream and handed out again, so that it inherits.
+  Free(AllocatePages(3, *stream), *stream);
+  const DeviceAddress inherits = AllocatePages(3, *stream);
+  ASSERT_EQ(driver_->DestroyStream(*stream), absl::OkStatus());
+  Free(recorded);
+  Free(inherits);
+  EXPECT_EQ(Statistics().live_allocations, 0u);
+}
+
+TEST_F(AllocatorStreamTest, AStreamThatNeverWasIsRefusedAmongOthers) {
+  const DeviceAddress address = Allocate(1000);
+  ASSERT_EQ(allocator_->RecordStream(address, MakeStream()), absl::OkStatus());
+  EXPECT_EQ(allocator_->Free(address, StreamId(1000000)).code(),
+            absl::StatusCode::kNotFound);
+  Free(address);
+}
+
 }  // namespace
 }  // namespace quire

@@ -520,5 +520,33 @@ TEST_F(AllocatorTest, WhatIsStillAllocatedAtTheEndGoesBackToThePool) {
   memory_->ReleaseRange(all, Fence());
 }
 
+TEST_F(AllocatorTest, TheLargestPossibleMindsTheLimitsOfTheOwner) {
+  OwnerLimits limits;
+  limits.hard = Bytes(4 * kPageBytes);
+  ASSERT_EQ(memory_->SetOwnerLimits(kOwner, limits), absl::OkStatus());
+  EXPECT_EQ(allocator_->GetLargestPossible(kOwner), limits.hard);
+  EXPECT_EQ(allocator_->GetLargestPossible(), Bytes(kLimitPages * kPageBytes));
+  AllocateOptions options;
+  options.owner = kOwner;
+  const auto one = allocator_->Allocate(Bytes(3 * kPageBytes), options);
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(allocator_->GetLargestPossible(kOwner), Bytes(kPageBytes));
+  Free(*one);
+  EXPECT_EQ(allocator_->GetLargestPossible(kOwner), limits.hard);
+}
+
+TEST_F(AllocatorTest, TheLargestPossibleMindsALimitThatWasLowered) {
+  const DeviceAddress held = AllocatePages(10);
+  const DeviceAddress cached = AllocatePages(8);
+  Free(cached);
+  ASSERT_EQ(memory_->SetLimit(Bytes(12 * kPageBytes)), absl::OkStatus());
+  EXPECT_EQ(allocator_->GetLargestPossible(), Bytes(2 * kPageBytes));
+  ExpectOutOfMemory(3 * kPageBytes);
+  Free(AllocatePages(2));
+  ASSERT_EQ(memory_->SetLimit(Bytes(9 * kPageBytes)), absl::OkStatus());
+  EXPECT_EQ(allocator_->GetLargestPossible(), Bytes(0));
+  Free(held);
+}
+
 }  // namespace
 }  // namespace quire
