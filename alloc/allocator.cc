@@ -187,6 +187,24 @@ absl::StatusOr<SleepReport> DeviceAllocator::Wake(OwnerId owner,
   QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->Wake(owner, options);
 }
+absl::StatusOr<GraphPoolId> DeviceAllocator::CreateGraphPool(OwnerId owner) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
+  return impl_->CreateGraphPool(owner);
+}
+absl::Status DeviceAllocator::BeginGraphCapture(GraphPoolId pool,
+                                                StreamId stream) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
+  return impl_->BeginGraphCapture(pool, stream);
+}
+absl::Status DeviceAllocator::EndGraphCapture(StreamId stream) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
+  return impl_->EndGraphCapture(stream);
+}
+absl::Status DeviceAllocator::ReleaseGraphPool(
+    GraphPoolId pool, std::span<const StreamId> streams) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
+  return impl_->ReleaseGraphPool(pool, streams);
+}
 AllocatorStatistics DeviceAllocator::GetStatistics() const {
   if (impl_->in_forked_child()) return AllocatorStatistics();
   return impl_->GetStatistics();

@@ -25,29 +25,27 @@ constexpr int kGatherAttempts = 64;
 constexpr std::chrono::microseconds kPatiencePerPage(30);
 constexpr std::chrono::microseconds kMostPatience(1000);
 
-// How much longer than a request a cooling range may be that its stream takes
-// back: a part of the request.
-constexpr uint64_t kFitDivisor = 64;
-
 }  // namespace
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
     Bytes size, const AllocateOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckNotForked());
-  const Request request = {size, options.stream, options.owner,
-                           std::max(options.alignment, kDefaultAlignment),
-                           options.movable};
+  Request request = {size, options.stream, options.owner,
+                     std::max(options.alignment, kDefaultAlignment),
+                     options.movable};
   if (!IsPowerOfTwo(options.alignment.value())) {
     return Fail(request, absl::InvalidArgumentError(absl::StrFormat(
                              "alignment %u is not a power of two",
                              options.alignment.value())));
   }
-  if (request.owner.value() >= kMaxOwners) {
-    return Fail(request, absl::InvalidArgumentError(absl::StrFormat(
-                             "owner %u is not below %u", request.owner.value(),
-                             kMaxOwners)));
+  if (const absl::Status owner = CheckOwner(request.owner); !owner.ok()) {
+    return Fail(request, owner);
   }
   if (!table_error_.ok()) return Fail(request, table_error_);
+  if (some_capture_.load(std::memory_order_acquire)) {
+    MutexLock lock(&mutex_);
+    request.owner = HeapFor(request)->owner();
+  }
   if (some_sleep_.load(std::memory_order_acquire)) {
     absl::Status awake;
     {
@@ -68,22 +66,28 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
   return address;
 }
 
+absl::Status DeviceAllocator::Impl::CheckOwner(OwnerId owner) {
+  if (owner.value() < kMaxOwners) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("owner %u is not below %u", owner.value(), kMaxOwners));
+}
+
 // ---- Small ------------------------------------------------------------------
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
     int size_class, const Request& request) {
-  OwnerHeap* heap = nullptr;
-  {
-    MutexLock lock(&mutex_);
-    heap = HeapOf(request.owner);
-  }
   // Only what goes the fast way profits from slots in a cache.
+  OwnerHeap* caching_heap = nullptr;
+  if (!request.movable && request.alignment == kDefaultAlignment) {
+    MutexLock lock(&mutex_);
+    OwnerHeap* const heap = HeapFor(request);
+    if (ServesItsOwner(*heap)) caching_heap = heap;
+  }
   ThreadCache* const cache =
-      request.movable || request.alignment > kDefaultAlignment
-          ? nullptr
-          : CacheOf(heap, request.stream);
+      caching_heap == nullptr ? nullptr : CacheOf(caching_heap, request.stream);
   {
     MutexLock lock(&mutex_);
+    OwnerHeap* const heap = HeapFor(request);
     std::optional<Block> block = TakeSlot(heap, size_class, request);
     if (!block) {
       Poll();
@@ -97,7 +101,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
       if (!block) block = heap->TakeSlotOfNewSlab(size_class);
     }
     if (block) {
-      if (cache != nullptr) Refill(cache, size_class);
+      if (cache != nullptr && heap == caching_heap) Refill(cache, size_class);
       return Publish(*block, request);
     }
   }
@@ -106,6 +110,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
        interval = std::min(interval * 2, kLastPollInterval)) {
     if (!HasRoom(PageCount(1))) {
       MutexLock lock(&mutex_);
+      OwnerHeap* const heap = HeapFor(request);
       if (const auto block = TakeAnyRoom(heap, size_class, request)) {
         return Publish(*block, request);
       }
@@ -122,6 +127,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
     {
       MutexLock lock(&mutex_);
       Collect(Flush::kAlways);
+      OwnerHeap* const heap = HeapFor(request);
       if (const auto block = TakeAnyRoom(heap, size_class, request)) {
         return Publish(*block, request);
       }
@@ -141,7 +147,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
   for (int i = 0; i < kGatherAttempts; ++i) {
     {
       MutexLock lock(&mutex_);
-      OwnerHeap* const heap = HeapOf(request.owner);
+      OwnerHeap* const heap = HeapFor(request);
       // A slab within a page does not have every alignment.
       const uint64_t first = request.alignment.value() <= kSeamBytes
                                  ? heap->FirstSlabBytes(size_class)
@@ -215,10 +221,9 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
   // Below the limit, so this cannot overflow.
   const uint64_t bytes =
       std::max(*CheckedAlignUp(request.size.value(), kSeamBytes), kSeamBytes);
-  OwnerHeap* heap = nullptr;
   {
     MutexLock lock(&mutex_);
-    heap = HeapOf(request.owner);
+    OwnerHeap* const heap = HeapFor(request);
     std::optional<Block> block = TakeRange(heap, bytes, request);
     if (!block) {
       Poll();
@@ -230,7 +235,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
   // of its own is better off with that.
   if (!HasRoom(PagesFor(Bytes(bytes), memory_->page_size()))) {
     MutexLock lock(&mutex_);
-    if (const auto block = TakePartOfOwnRange(heap, bytes, request)) {
+    if (const auto block =
+            TakePartOfOwnRange(HeapFor(request), bytes, request)) {
       return Publish(*block, request);
     }
   }
@@ -246,7 +252,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
     uint64_t missing = 0;
     {
       MutexLock lock(&mutex_);
-      OwnerHeap* const heap = HeapOf(request.owner);
+      OwnerHeap* const heap = HeapFor(request);
       plan = heap->PlanLarge(bytes, request.alignment);
       const uint64_t prepared = Recycle(plan.new_pages(), heap);
       // What was recycled may leave room for its ends.
@@ -287,8 +293,8 @@ std::optional<Block> DeviceAllocator::Impl::TakeRange(OwnerHeap* heap,
                                                       const Request& request) {
   StreamFreeList* const list = heap->FindFreeList(request.stream);
   if (list != nullptr) {
-    if (Span* const own =
-            list->FindRange(bytes, bytes / kFitDivisor, request.alignment)) {
+    if (Span* const own = list->FindRange(bytes, heap->LargestExcess(bytes),
+                                          request.alignment)) {
       list->RemoveRange(own);
       heap->Revive({own, 0});
       return Block{own, 0};
@@ -306,12 +312,15 @@ std::optional<Block> DeviceAllocator::Impl::TakePartOfOwnRange(
                         ? nullptr
                         : list->FindRange(bytes, UINT64_MAX, request.alignment);
   if (own == nullptr) return std::nullopt;
-  // The rest still cools.
-  const std::optional<Fence> fence = list->FenceOf(own);
-  if (!fence) return std::nullopt;
+  // The rest still cools. For graphs it stays where it is.
+  std::optional<Fence> fence;
+  if (!heap->kept_for_graphs()) {
+    fence = list->FenceOf(own);
+    if (!fence) return std::nullopt;
+  }
   list->RemoveRange(own);
   heap->Revive({own, 0});
-  heap->Shrink(own, bytes, *fence);
+  if (fence) heap->Shrink(own, bytes, *fence);
   return Block{own, 0};
 }
 
@@ -336,7 +345,8 @@ bool DeviceAllocator::Impl::AwaitSoon(uint64_t wanted, OwnerId owner) {
       if (Recycle(wanted, HeapOf(owner)) >= wanted) return true;
       bool cools = memory_->GetStatistics().cooling > Bytes(0);
       for (const auto& heap : heaps_) {
-        cools = cools || heap->accounts().cooling_bytes > 0;
+        cools = cools || (!heap->kept_for_graphs() &&
+                          heap->accounts().cooling_bytes > 0);
       }
       if (!cools || now() >= deadline) return false;
     }
@@ -376,8 +386,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Publish(
   }
   CountAllocation(span->heap, span->slot_size, request.size.value());
   if (options_.trace != nullptr) {
-    Trace(TraceAction::kAllocate, request.owner, block.address(), request.size,
-          request.stream);
+    Trace(TraceAction::kAllocate, span->heap->owner(), block.address(),
+          request.size, request.stream);
   }
   CheckAfterMutation();
   return block.address();
@@ -418,16 +428,28 @@ OwnerHeap* DeviceAllocator::Impl::HeapOf(OwnerId owner) {
   return heap;
 }
 
+OwnerHeap* DeviceAllocator::Impl::HeapFor(const Request& request) {
+  const Capture* const capture = FindCapture(request.stream);
+  return capture == nullptr ? HeapOf(request.owner)
+                            : graph_pools_.at(capture->pool).heap;
+}
+
+bool DeviceAllocator::Impl::ServesItsOwner(const OwnerHeap& heap) const {
+  const uint32_t owner = heap.owner().value();
+  return owner < heap_of_owner_.size() && heap_of_owner_[owner] == &heap;
+}
+
 ThreadCache* DeviceAllocator::Impl::CacheOf(OwnerHeap* heap, StreamId stream) {
   if (cache_byte_limit_ == 0 || thread_cache_index.ended) return nullptr;
   if (ThreadCache* const cache =
           thread_cache_index.Find(number_, stream, heap)) {
     return cache;
   }
-  if (stream != StreamId() && !CheckStream(stream).ok()) return nullptr;
   ThreadCache* cache = nullptr;
   {
     MutexLock lock(&mutex_);
+    if (FindCapture(stream) != nullptr) return nullptr;
+    if (stream != StreamId() && !CheckStream(stream).ok()) return nullptr;
     caches_.push_back(
         std::make_unique<ThreadCache>(heap, stream, IndexOfStream(stream),
                                       classes_.count(), cache_byte_limit_));

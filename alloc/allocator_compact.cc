@@ -30,6 +30,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
                                mutex_) { return IsPinned(block); };
     for (const auto& heap : heaps_) {
       if (heap->asleep()) continue;
+      if (heap->kept_for_graphs()) continue;
       if (options.owner && heap->owner() != *options.owner) continue;
       status = heap->Mesh(options.smallest_slot, stream, is_pinned, &report);
       if (!status.ok()) break;
@@ -65,6 +66,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Compact(
     MutexLock lock(&mutex_);
     Collect(Flush::kAlways);
     for (const auto& heap : heaps_) {
+      if (heap->kept_for_graphs()) continue;
       const HeapAccounts accounts = heap->accounts();
       facts.mapped = Bytes(facts.mapped.value() + accounts.mapped_bytes);
       facts.live = Bytes(facts.live.value() + accounts.held_bytes);

@@ -35,6 +35,14 @@ class AllocatorForkTest : public AllocatorFixture {
     if (allocator_->GetStatistics().live_bytes != 0) return 10;
     if (!allocator_->Trim().zero()) return 11;
     if (!allocator_->GetLargestPossible().zero()) return 12;
+    if (!absl::IsFailedPrecondition(allocator_->CreateGraphPool().status()))
+      return 13;
+    if (!absl::IsFailedPrecondition(
+            allocator_->BeginGraphCapture(GraphPoolId(1), StreamId(1))))
+      return 14;
+    if (!absl::IsFailedPrecondition(
+            allocator_->ReleaseGraphPool(GraphPoolId(1), {})))
+      return 15;
     allocator_.reset();
     return 0;
   }

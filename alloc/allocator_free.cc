@@ -15,7 +15,9 @@ absl::Status DeviceAllocator::Impl::FreeSlow(DeviceAddress address,
   {
     MutexLock lock(&mutex_);
     QUIRE_ASSIGN_OR_RETURN(const Block block, LocateLive(address));
-    if (!block.span->large()) heap = block.span->heap;
+    if (!block.span->large() && ServesItsOwner(*block.span->heap)) {
+      heap = block.span->heap;
+    }
   }
   ThreadCache* const cache = heap == nullptr ? nullptr : CacheOf(heap, stream);
   MutexLock lock(&mutex_);
@@ -45,7 +47,9 @@ absl::Status DeviceAllocator::Impl::FreeBlock(Block block, StreamId stream,
     }
   }
   if (cache == nullptr || !FreeInto(cache, block)) {
-    QUIRE_RETURN_IF_ERROR(CoolOnStreams(block, stream));
+    QUIRE_RETURN_IF_ERROR(heap->kept_for_graphs()
+                              ? CoolForGraphs(block, stream)
+                              : CoolOnStreams(block, stream));
     if (was.special()) special_.erase(address.value());
     CountFree(heap, size, requested);
   }
@@ -90,6 +94,9 @@ std::vector<StreamId> DeviceAllocator::Impl::StreamsOf(
       streams.insert(streams.end(), streams_.begin() + SlotRecord::kOtherStream,
                      streams_.end());
     }
+  }
+  if (const auto* const released = ReleasedOn(*block.span->heap)) {
+    streams.insert(streams.end(), released->begin(), released->end());
   }
   std::sort(streams.begin(), streams.end());
   streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
@@ -143,9 +150,18 @@ absl::Status DeviceAllocator::Impl::CoolOnStreams(Block block,
       block.span->heap->FindFreeList(freed_on) == nullptr) {
     QUIRE_RETURN_IF_ERROR(CheckStream(freed_on));
   }
-  QUIRE_ASSIGN_OR_RETURN(
-      Fence fence,
-      RecordOnLiveStreams(memory_->driver(), memory_->device(), streams));
+  return CoolTogether(block, std::move(streams));
+}
+
+absl::Status DeviceAllocator::Impl::CoolTogether(
+    Block block, std::vector<StreamId> streams) {
+  std::optional<Fence> fence;
+  // Poll records it once none of them is captured.
+  if (std::none_of(streams.begin(), streams.end(),
+                   [this](StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                       mutex_) { return FindCapture(stream) != nullptr; })) {
+    QUIRE_ASSIGN_OR_RETURN(fence, RecordFence(streams));
+  }
   block.record().store(block.record().load().Freed());
   block.span->heap->Cool(block);
   shared_cooling_.push_back({block, std::move(fence), std::move(streams)});
@@ -202,6 +218,8 @@ absl::StatusOr<Block> DeviceAllocator::Impl::LocateLive(
 }
 
 absl::Status DeviceAllocator::Impl::CheckStream(StreamId stream) const {
+  // It was there when its capture began.
+  if (FindCapture(stream) != nullptr) return absl::OkStatus();
   return Fence::Record(memory_->driver(), memory_->device(),
                        std::span(&stream, 1))
       .status();
@@ -213,7 +231,24 @@ absl::StatusOr<StreamFreeList*> DeviceAllocator::Impl::GetFreeList(
   // A list waits for nothing on a stream that is gone, so a wrong name must not
   // get one.
   QUIRE_RETURN_IF_ERROR(CheckStream(stream));
-  return heap->MakeFreeList(stream);
+  return MakeFreeList(heap, stream);
+}
+
+StreamFreeList* DeviceAllocator::Impl::MakeFreeList(OwnerHeap* heap,
+                                                    StreamId stream) const {
+  StreamFreeList* const list = heap->MakeFreeList(stream);
+  if (FindCapture(stream) != nullptr) list->set_captured(true);
+  return list;
+}
+
+absl::StatusOr<Fence> DeviceAllocator::Impl::RecordFence(
+    std::span<const StreamId> streams) const {
+  for (const StreamId stream : streams) {
+    if (FindCapture(stream) == nullptr) continue;
+    return absl::FailedPreconditionError(
+        absl::StrFormat("stream %u is captured into a graph", stream.value()));
+  }
+  return RecordOnLiveStreams(memory_->driver(), memory_->device(), streams);
 }
 
 }  // namespace quire

@@ -7,13 +7,16 @@
 //   allocator_compact.cc  mesh, and what a policy decides
 //   allocator_relocate.cc relocation passes, pins
 //   allocator_sleep.cc    owners that sleep
+//   allocator_graph.cc    memory that graphs keep
 //   allocator_report.cc   statistics, verdicts, checks
 //
 // A small block is in one of four places: with a caller (live), in a cache of a
 // thread, in a free list of the stream it was freed on (cooling), or free in
 // its slab. A block that several streams use cools in shared_cooling_.
 // OwnerHeap knows the blocks of one owner; ThreadCache those that one thread
-// may hand out without a lock.
+// may hand out without a lock. A graph pool is a heap of its own beside that of
+// its owner, without caches; its memory cools on the streams that are captured
+// into it until the last capture ends.
 //
 // One lock guards everything but the caches. Under it no fence is waited for,
 // no reclaimer asked and no hook called: pages are gathered before it is taken
@@ -29,8 +32,10 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -85,6 +90,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::StatusOr<SleepReport> Sleep(const QuiescentSection& section,
                                     OwnerId owner, const SleepOptions& options);
   absl::StatusOr<SleepReport> Wake(OwnerId owner, const WakeOptions& options);
+  absl::StatusOr<GraphPoolId> CreateGraphPool(OwnerId owner);
+  absl::Status BeginGraphCapture(GraphPoolId pool, StreamId stream);
+  absl::Status EndGraphCapture(StreamId stream);
+  absl::Status ReleaseGraphPool(GraphPoolId pool,
+                                std::span<const StreamId> streams);
   AllocatorStatistics GetStatistics() const;
   Bytes GetLargestPossible(OwnerId owner);
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
@@ -111,7 +121,21 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // Freed by a stream while others were using it: nobody's before all are done.
   struct SharedCooling {
     Block block;
-    Fence fence;
+    std::optional<Fence> fence;  // not yet: one of the streams is captured
+    std::vector<StreamId> streams;
+  };
+  struct GraphPool {
+    OwnerHeap* heap;
+    uint64_t captures = 0;  // that are open
+  };
+  struct Capture {
+    StreamId stream;
+    GraphPoolId pool;
+  };
+  // A pool whose graphs are gone, with memory that callers still have. What
+  // becomes free of it waits for the streams as well.
+  struct ReleasedPool {
+    OwnerHeap* heap;
     std::vector<StreamId> streams;
   };
   // The last flush of the caches, and what the counters were then.
@@ -134,6 +158,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::StatusOr<DeviceAddress> AllocateSlow(Bytes size,
                                              const AllocateOptions& options)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  static absl::Status CheckOwner(OwnerId owner);
   absl::StatusOr<DeviceAddress> AllocateSmall(int size_class,
                                               const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -191,8 +216,14 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   void Refill(ThreadCache* cache, int size_class)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   OwnerHeap* HeapOf(OwnerId owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The owner's, or that of the graph that its stream is captured into.
+  OwnerHeap* HeapFor(const Request& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the heap has caches: graph pools have none.
+  bool ServesItsOwner(const OwnerHeap& heap) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The cache of the calling thread, made at need: null where it is to have
-  // none, or the stream does not exist.
+  // none, or the stream does not exist or is captured.
   ThreadCache* CacheOf(OwnerHeap* heap, StreamId stream)
       ABSL_LOCKS_EXCLUDED(mutex_);
   uint32_t IndexOfStream(StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -212,7 +243,13 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // Makes the list at need, after checking that the stream exists.
   absl::StatusOr<StreamFreeList*> GetFreeList(OwnerHeap* heap, StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckStream(StreamId stream) const;
+  StreamFreeList* MakeFreeList(OwnerHeap* heap, StreamId stream) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckStream(StreamId stream) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // On those that still exist; kFailedPrecondition where one is captured.
+  absl::StatusOr<Fence> RecordFence(std::span<const StreamId> streams) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Those whose work a free must wait for: the one named, those recorded, and
   // where the block inherits, the one it was allocated for.
   std::vector<StreamId> StreamsOf(Block block, StreamId freed_on) const
@@ -222,6 +259,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The same with the streams that were recorded and those it inherits.
   absl::Status CoolOnStreams(Block block, StreamId freed_on)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CoolTogether(Block block, std::vector<StreamId> streams)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PushCooling(StreamFreeList* list, Block block)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -240,6 +279,19 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_LOCKS_EXCLUDED(mutex_);
   void FinishMove(const RelocationMove& move, MoveAction action)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // ---- allocator_graph.cc ----
+  // Null where the stream is not captured.
+  const Capture* FindCapture(StreamId stream) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A live block of a pool cools.
+  absl::Status CoolForGraphs(Block block, StreamId stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The streams that the pool of the heap was released on; null for others.
+  const std::vector<StreamId>* ReleasedOn(const OwnerHeap& heap) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the heaps of released pools that nothing is left in.
+  void DropReleasedPools() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- allocator_reclaim.cc ----
   // What threads have cached goes to the heaps, where it is free for everybody
@@ -269,7 +321,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Give memory that nobody holds to the pool while it cools.
   using HeapFilter = std::function<bool(const OwnerHeap&)>;
-  uint64_t ReleaseCooling(uint64_t wanted, const HeapFilter& filter)
+  uint64_t ReleaseCooling(uint64_t wanted, const HeapFilter& wanted_heaps)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ReleaseCoolingRanges(OwnerHeap* heap, StreamFreeList* list,
                                 uint64_t wanted)
@@ -367,6 +419,12 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // Whether there are marks: others need not take the lock to see that nobody
   // sleeps. Publish looks again.
   std::atomic<bool> some_sleep_{false};
+  std::map<GraphPoolId, GraphPool> graph_pools_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_graph_pool_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<ReleasedPool> released_pools_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Capture> captures_ ABSL_GUARDED_BY(mutex_);
+  // Whether there are any: others need not take the lock to see that.
+  std::atomic<bool> some_capture_{false};
   // A relocation pass is open, and has so many bytes of slots to move to.
   bool relocating_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

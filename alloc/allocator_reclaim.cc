@@ -70,7 +70,7 @@ void DeviceAllocator::Impl::ReturnSlots(
       continue;
     }
     // The stream was there when the cache was made.
-    if (list == nullptr) list = heap->MakeFreeList(cache.stream());
+    if (list == nullptr) list = MakeFreeList(heap, cache.stream());
     heap->Cool(block);
     list->Push(block);
   }
@@ -112,14 +112,24 @@ void DeviceAllocator::Impl::Poll() {
     for (const auto& list : heap->free_lists()) list->Poll(&freed);
     heap->PollEndings();
   }
+  for (SharedCooling& cooling : shared_cooling_) {
+    if (cooling.fence) continue;
+    if (absl::StatusOr<Fence> fence = RecordFence(cooling.streams);
+        fence.ok()) {
+      cooling.fence = *std::move(fence);
+    }
+  }
   std::erase_if(shared_cooling_, [&freed](const SharedCooling& cooling) {
-    if (!cooling.fence.IsComplete().value_or(false)) return false;
+    if (!cooling.fence || !cooling.fence->IsComplete().value_or(false)) {
+      return false;
+    }
     freed.push_back(cooling.block);
     return true;
   });
   for (const Block& block : freed) block.span->heap->FinishCooling(block);
   // Programs come and go with their streams.
   for (const auto& heap : heaps_) heap->DropEmptyFreeLists();
+  DropReleasedPools();
 }
 
 void DeviceAllocator::Impl::Collect(Flush flush) {
@@ -142,8 +152,8 @@ bool DeviceAllocator::Impl::CanAwaitSlot(const OwnerHeap& heap,
   }
   for (const SharedCooling& cooling : shared_cooling_) {
     if (cooling.block.span->heap == &heap &&
-        cooling.block.span->size_class >= least &&
-        cooling.fence.IsComplete().ok()) {
+        cooling.block.span->size_class >= least && cooling.fence &&
+        cooling.fence->IsComplete().ok()) {
       return true;
     }
   }
@@ -204,7 +214,10 @@ PageCount DeviceAllocator::Impl::ReclaimFrom(OwnerId owner, PageCount wanted,
 }
 
 uint64_t DeviceAllocator::Impl::ReleaseCooling(uint64_t wanted,
-                                               const HeapFilter& filter) {
+                                               const HeapFilter& wanted_heaps) {
+  const HeapFilter filter = [&wanted_heaps](const OwnerHeap& heap) {
+    return !heap.kept_for_graphs() && wanted_heaps(heap);
+  };
   uint64_t given = 0;
   // So many of each stream, since nobody knows which of them is done first.
   for (const auto& heap : heaps_) {
@@ -257,17 +270,17 @@ uint64_t DeviceAllocator::Impl::ReleaseSharedRanges(uint64_t wanted,
                                                     const HeapFilter& filter) {
   const uint64_t before = mapped_.bytes;
   const uint64_t page = memory_->page_size().value();
-  std::erase_if(shared_cooling_,
-                [&](const SharedCooling& cooling)
-                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-                      Span* const span = cooling.block.span;
-                      if (!span->large() || !filter(*span->heap) ||
-                          (before - mapped_.bytes) / page >= wanted) {
-                        return false;
-                      }
-                      span->heap->Release(span, cooling.fence);
-                      return true;
-                    });
+  std::erase_if(
+      shared_cooling_,
+      [&](const SharedCooling& cooling) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        Span* const span = cooling.block.span;
+        if (!cooling.fence || !span->large() || !filter(*span->heap) ||
+            (before - mapped_.bytes) / page >= wanted) {
+          return false;
+        }
+        span->heap->Release(span, *cooling.fence);
+        return true;
+      });
   return (before - mapped_.bytes) / page;
 }
 
@@ -313,9 +326,7 @@ std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(const Span* slab) {
   std::optional<Fence> fence;
   if (one_list_has_all) {
     fence = lists.front()->FenceOf(slab);
-  } else if (absl::StatusOr<Fence> all = RecordOnLiveStreams(
-                 memory_->driver(), memory_->device(), streams);
-             all.ok()) {
+  } else if (absl::StatusOr<Fence> all = RecordFence(streams); all.ok()) {
     fence = *std::move(all);
   }
   if (!fence) return std::nullopt;
@@ -333,7 +344,9 @@ Bytes DeviceAllocator::Impl::Trim(Bytes keep) {
   Poll();
   const auto cached = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     uint64_t bytes = 0;
-    for (const auto& heap : heaps_) bytes += heap->accounts().free_bytes;
+    for (const auto& heap : heaps_) {
+      if (!heap->kept_for_graphs()) bytes += heap->accounts().free_bytes;
+    }
     return bytes;
   };
   uint64_t given = 0;
@@ -374,6 +387,9 @@ DeviceAllocator::Impl::~Impl() {
   for (const auto& [address, special] : special_) {
     streams.insert(streams.end(), special.streams.begin(),
                    special.streams.end());
+  }
+  for (const ReleasedPool& pool : released_pools_) {
+    streams.insert(streams.end(), pool.streams.begin(), pool.streams.end());
   }
   bool other_streams = false;
   for (const Span* const span : spans_->spans()) {

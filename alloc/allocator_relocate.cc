@@ -149,6 +149,7 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
   RelocationLimits left = limits;
   for (const auto& heap : heaps_) {
     if (heap->asleep()) continue;
+    if (heap->kept_for_graphs()) continue;
     if (limits.owner && heap->owner() != *limits.owner) continue;
     for (const OwnerHeap::Move& move : heap->PlanRelocation(left, is_movable)) {
       const DeviceAddress from = move.from.address();

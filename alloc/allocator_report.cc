@@ -79,6 +79,9 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
     statistics.slack_bytes += accounts.slack_bytes;
     statistics.slab_count += accounts.slabs;
     if (heap->asleep()) statistics.asleep_bytes += accounts.mapped_bytes;
+    if (heap->kept_for_graphs()) {
+      statistics.graph_pool_bytes += accounts.mapped_bytes;
+    }
     requested += heap->counters().requested_bytes;
     live += heap->counters().live_bytes;
     statistics.total_allocations += heap->counters().allocations;

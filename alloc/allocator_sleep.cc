@@ -65,7 +65,8 @@ void DeviceAllocator::Impl::ApplyMarks() {
   some_sleep_.store(!sleep_marks_.empty(), std::memory_order_release);
   for (const auto& heap : heaps_) heap->SetAsleep(IsAsleep(heap->owner()));
   for (const auto& cache : caches_) {
-    cache->set_kept_stopped(cache->heap()->asleep());
+    cache->set_kept_stopped(cache->heap()->asleep() ||
+                            FindCapture(cache->stream()) != nullptr);
   }
   // Threads are out of those that are to stay stopped, and of no other.
   StopCaches(caches_);
@@ -91,6 +92,12 @@ absl::Status DeviceAllocator::Impl::PrepareToSleep(OwnerId owner) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%#x is pinned: it keeps its pages, so its owner cannot sleep",
         address));
+  }
+  for (const auto& [id, pool] : graph_pools_) {
+    if (!sleeps(*pool.heap)) continue;
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "graph pool %u keeps its pages, so its owner cannot sleep",
+        id.value()));
   }
   // Nothing can be allocated from here on, so that what is free stays free.
   std::vector<OwnerHeap*> heaps;

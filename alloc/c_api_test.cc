@@ -45,6 +45,7 @@ TEST(CApiLayoutTest, IsTheOneThatProgramsWereBuiltWith) {
   EXPECT_EQ(offsetof(quire_memory_statistics, asleep_on_disk), 192u);
   EXPECT_EQ(offsetof(quire_allocator_statistics, metadata_bytes), 128u);
   EXPECT_EQ(offsetof(quire_allocator_statistics, asleep_bytes), 136u);
+  EXPECT_EQ(offsetof(quire_allocator_statistics, graph_pool_bytes), 144u);
   EXPECT_EQ(QUIRE_INTERNAL, 8);
   EXPECT_EQ(QUIRE_SHORTAGE_MAPPINGS, 7);
   EXPECT_EQ(QUIRE_DRIVER_CUDA, 2);

@@ -18,8 +18,12 @@ void SetInherits(Block block, bool inherits) {
   record.store(record.load().WithInherits(inherits));
 }
 
-// How much longer than a request a parked range may be: a part of the request.
+// How much longer than a request a range may be: a part of the request. Pages
+// that are kept for graphs serve nothing else, so there it may be as long
+// again: graphs of ever smaller shapes that share a pool then take at most
+// about twice what the largest takes.
 constexpr uint64_t kFitDivisor = 64;
+constexpr uint64_t kFitDivisorForGraphs = 1;
 
 // The first slab of a class: so many bytes, and so many slots, at least.
 constexpr uint64_t kFirstSlabBytes = 64 << 10;
@@ -71,6 +75,7 @@ void OwnerHeap::SetAsleep(bool asleep) {
 
 uint64_t OwnerHeap::pinned_bytes() const {
   if (asleep_) return 0;
+  if (kept_for_graphs_) return 0;
   const HeapAccounts now = accounts();
   return now.mapped_bytes - now.held_bytes - reclaimable_pages() * page_bytes_;
 }
@@ -272,8 +277,12 @@ std::optional<Block> OwnerHeap::TakeSlotOfNewSlab(int size_class) {
   return Take(range);
 }
 
+uint64_t OwnerHeap::LargestExcess(uint64_t bytes) const {
+  return bytes / (kept_for_graphs_ ? kFitDivisorForGraphs : kFitDivisor);
+}
+
 Span* OwnerHeap::FindParked(uint64_t bytes, Bytes alignment) const {
-  return parked_.FindFit(bytes, bytes / kFitDivisor, alignment);
+  return parked_.FindFit(bytes, LargestExcess(bytes), alignment);
 }
 
 Block OwnerHeap::TakeParked(Span* span) {
@@ -472,7 +481,8 @@ void OwnerHeap::FinishCooling(Block block) {
   Free(block);
 }
 
-uint64_t OwnerHeap::ReleaseFree(uint64_t wanted) {
+uint64_t OwnerHeap::ReleaseFree(uint64_t wanted, const Fence& fence) {
+  if (kept_for_graphs_) return 0;
   const uint64_t before = MappedPages();
   const auto given = [&] { return before - MappedPages(); };
   // Ranges that end within pages stand in the way of others that may: without
@@ -482,15 +492,15 @@ uint64_t OwnerHeap::ReleaseFree(uint64_t wanted) {
     std::copy_if(parked_.spans().begin(), parked_.spans().end(),
                  std::back_inserter(with_seams),
                  [](const Span* span) { return span->has_seams(); });
-    for (Span* const span : with_seams) Release(span, Fence());
+    for (Span* const span : with_seams) Release(span, fence);
   }
   while (given() < wanted && !parked_.empty()) {
     Span* const span = parked_.FindVictim((wanted - given()) * page_bytes_);
-    Release(span, Fence());
+    Release(span, fence);
   }
   for (const ClassState& state : states_) {
     if (given() >= wanted) break;
-    if (state.empty_slabs > 0) Release(state.partial.front(), Fence());
+    if (state.empty_slabs > 0) Release(state.partial.front(), fence);
   }
   return given();
 }

@@ -65,6 +65,14 @@ struct AllocationCounters {
   int64_t live_bytes = 0;
   uint64_t allocations = 0;
   uint64_t frees = 0;
+
+  AllocationCounters& operator+=(const AllocationCounters& other) {
+    requested_bytes += other.requested_bytes;
+    live_bytes += other.live_bytes;
+    allocations += other.allocations;
+    frees += other.frees;
+    return *this;
+  }
 };
 
 // Of all heaps of an allocator.
@@ -90,16 +98,20 @@ class OwnerHeap {
   bool asleep() const { return asleep_; }
   // A heap that wakes up has other pages under its spans.
   void SetAsleep(bool asleep);
+  // Graphs use its memory whenever they are launched: every page stays where it
+  // is, whatever is free of it. Nothing of it is counted as reclaimable.
+  bool kept_for_graphs() const { return kept_for_graphs_; }
+  void set_kept_for_graphs(bool kept) { kept_for_graphs_ = kept; }
   // O(1).
   HeapAccounts accounts() const;
   AllocationCounters& counters() { return counters_; }
   const AllocationCounters& counters() const { return counters_; }
   // Pages of spans that nobody holds any of.
   uint64_t reclaimable_pages() const {
-    return reclaimable_pages_ + seams_.idle_pages();
+    return kept_for_graphs_ ? 0 : reclaimable_pages_ + seams_.idle_pages();
   }
   // Those that no use is left of: parked ranges and empty slabs.
-  uint64_t free_pages() const { return free_pages_; }
+  uint64_t free_pages() const { return kept_for_graphs_ ? 0 : free_pages_; }
   // What slabs with held slots have beside these: only moving them frees it.
   uint64_t pinned_bytes() const;
   // The most that a request can have without a page: a slot that is free or
@@ -124,7 +136,9 @@ class OwnerHeap {
                                 Bytes alignment = kDefaultAlignment);
   // A slot of a new slab on a parked range that suits its class.
   std::optional<Block> TakeSlotOfNewSlab(int size_class);
-  // A parked range that is hardly longer than `bytes`.
+  // How much longer than a request of `bytes` a range may be that serves it.
+  uint64_t LargestExcess(uint64_t bytes) const;
+  // A parked range that is not too long for `bytes`.
   Span* FindParked(uint64_t bytes, Bytes alignment) const;
   Block TakeParked(Span* span);
   // A slot, or a large block, that cools, for the stream it was freed on.
@@ -155,9 +169,10 @@ class OwnerHeap {
   void Free(Block block);
   // The same for one that cools.
   void FinishCooling(Block block);
-  // Gives parked ranges and empty slabs to the pool until these make `wanted`
-  // pages, or none is left. Returns the pages given.
-  uint64_t ReleaseFree(uint64_t wanted);
+  // Gives parked ranges and empty slabs to the pool, which cool until `fence`
+  // is complete, until these make `wanted` pages, or none is left. Returns the
+  // pages given.
+  uint64_t ReleaseFree(uint64_t wanted, const Fence& fence = Fence());
   // Gives a span to the pool, whose cooling blocks are over once `fence` is
   // complete. REQUIRES: nothing of it is held, and it is in no list of the
   // caller.
@@ -298,6 +313,7 @@ class OwnerHeap {
 
   const OwnerId owner_;
   bool asleep_ = false;
+  bool kept_for_graphs_ = false;
   DeviceMemory* const memory_;
   const uint64_t page_bytes_;
   const SizeClasses& classes_;

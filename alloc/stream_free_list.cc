@@ -88,12 +88,22 @@ void StreamFreeList::RemoveRange(Span* span) {
 
 absl::Status StreamFreeList::CloseBatch() {
   if (open().entries == 0) return absl::OkStatus();
+  if (captured_) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("stream %u is captured into a graph", stream_.value()));
+  }
   QUIRE_ASSIGN_OR_RETURN(
-      batches_.back().fence,
+      Fence fence,
       RecordOnLiveStreams(driver_, device_, std::span(&stream_, 1)));
+  CloseBatchWith(std::move(fence));
+  return absl::OkStatus();
+}
+
+void StreamFreeList::CloseBatchWith(Fence fence) {
+  if (open().entries == 0) return;
+  batches_.back().fence = std::move(fence);
   batches_.back().closed = true;
   batches_.emplace_back();
-  return absl::OkStatus();
 }
 
 void StreamFreeList::Poll(std::vector<Block>* freed) {

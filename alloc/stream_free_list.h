@@ -75,6 +75,11 @@ class StreamFreeList {
   // Records a fence for the open batch, if anything is in it. An error of the
   // driver leaves it open.
   absl::Status CloseBatch();
+  // The same with a fence of the caller's.
+  void CloseBatchWith(Fence fence);
+  // While the stream is captured into a graph, an event that is recorded on it
+  // says nothing about its work: CloseBatch is kFailedPrecondition.
+  void set_captured(bool captured) { captured_ = captured; }
   // Takes out what is free by now, without blocking, and appends it.
   void Poll(std::vector<Block>* freed);
   // How the last Poll ended.
@@ -115,6 +120,7 @@ class StreamFreeList {
   Driver* const driver_;
   const DeviceId device_;
   const StreamId stream_;
+  bool captured_ = false;
   std::deque<Batch> batches_;
   uint64_t first_batch_ = 0;
   std::vector<std::deque<Entry>> entries_;  // by size class

@@ -151,8 +151,7 @@ class alignas(64) ThreadCache {
   void Resume() {
     if (!kept_stopped_) stopped_.store(false, std::memory_order_release);
   }
-  // Its heap is asleep: it stays stopped until that is over, and is then
-  // resumed.
+  // It stays stopped, whoever resumes it, until that is taken back.
   void set_kept_stopped(bool kept_stopped) {
     kept_stopped_ = kept_stopped;
     if (kept_stopped) RequestStop();

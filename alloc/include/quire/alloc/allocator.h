@@ -25,6 +25,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -38,6 +39,9 @@
 namespace quire {
 
 class QuiescentSection;
+
+// 0 names none.
+using GraphPoolId = Id<struct GraphPoolIdTag, uint64_t>;
 
 // What CUDA guarantees for cudaMalloc and what kernels rely on.
 inline constexpr Bytes kDefaultAlignment{256};
@@ -88,7 +92,8 @@ struct AllocationInfo {
   X(slab_count, "slabs that exist now")                                \
   X(thread_cached_bytes, "of the cached, in the caches of threads")    \
   X(asleep_bytes, "of the mapped, what sleeps: it has no pages now")   \
-  X(metadata_bytes, "host memory that describes slots and ranges")
+  X(metadata_bytes, "host memory that describes slots and ranges")     \
+  X(graph_pool_bytes, "of the mapped, what stays for graphs")
 
 struct AllocatorStatistics {
 #define QUIRE_DECLARE_STATISTIC(name, help) uint64_t name = 0;
@@ -125,7 +130,8 @@ class DeviceAllocator {
   static std::unique_ptr<DeviceAllocator> Create(
       DeviceMemory* memory, const DeviceAllocatorOptions& options = {});
   // Memory still allocated is given back to the pool, once the streams that it
-  // was allocated for are done.
+  // was allocated for are done. REQUIRES: no stream is captured, and graphs
+  // whose pools were not released have run to their ends.
   ~DeviceAllocator();
 
   // What it was made on.
@@ -193,8 +199,8 @@ class DeviceAllocator {
   // saved. While an owner sleeps, its memory can be freed, which touches
   // nothing, and found; Allocate for it is kFailedPrecondition. Owners that are
   // put to sleep here are woken up here. Errors: those of DeviceMemory::Sleep,
-  // and kFailedPrecondition where memory of the owner is pinned, or a
-  // relocation pass is open.
+  // and kFailedPrecondition where memory of the owner is pinned, it has a graph
+  // pool, or a relocation pass is open.
   absl::StatusOr<SleepReport> Sleep(const QuiescentSection& section,
                                     OwnerId owner,
                                     const SleepOptions& options = {});
@@ -202,6 +208,47 @@ class DeviceAllocator {
   // it sleeps on: those of DeviceMemory::Wake.
   absl::StatusOr<SleepReport> Wake(OwnerId owner,
                                    const WakeOptions& options = {});
+
+  // ---- Memory of graphs ----
+  // A graph uses the addresses of its capture whenever it is launched, so what
+  // was allocated for it must stay where it is. Memory that is allocated
+  // between Begin- and EndGraphCapture for a stream that is captured comes from
+  // a pool of its own, and all pages of that pool stay at their addresses until
+  // the pool is released: they are nobody else's, whatever of them was freed.
+  //
+  // Graphs that share a pool use the same memory, each what those captured
+  // before it had freed: they must be launched one after another, in the order
+  // of their captures. Captures into one pool that are open at a time are parts
+  // of one graph: streams that fork and join.
+  //
+  // Memory that was allocated for a graph is freed as all other, on any stream,
+  // during the capture or after it. What is freed on a captured stream is that
+  // stream's again at once, and for others of the pool when all captures into
+  // it have ended; what is freed on another one, when that one is done.
+
+  // The pages count as those of the owner, who must be awake and cannot sleep
+  // before the release. Errors: kInvalidArgument for the owner,
+  // kFailedPrecondition where it sleeps.
+  absl::StatusOr<GraphPoolId> CreateGraphPool(OwnerId owner = kUnnamedOwner);
+  // Until EndGraphCapture every Allocate for `stream`, by whatever thread and
+  // for whatever owner, takes memory of the pool, and no event is recorded on
+  // the stream: what else was freed on it waits until then. Call it before the
+  // driver's capture begins, and EndGraphCapture after that has ended, well or
+  // not. Other allocators that work with the stream must not be used with it
+  // meanwhile. Errors, after which nothing has changed: kNotFound for the pool
+  // or the stream, kInvalidArgument for StreamId(), kFailedPrecondition where
+  // the stream is captured already; the driver's.
+  absl::Status BeginGraphCapture(GraphPoolId pool, StreamId stream);
+  // Error: kFailedPrecondition where the stream is not captured.
+  absl::Status EndGraphCapture(StreamId stream);
+  // The graphs of the pool, or a capture that failed, are gone; `streams` are
+  // those that they may still run on. Once these are done, the pages go back.
+  // What is live stays so until it is freed. Errors, after which nothing has
+  // changed: kNotFound, kInvalidArgument for StreamId(), kFailedPrecondition
+  // where a capture into the pool is open or one of the streams is captured;
+  // the driver's.
+  absl::Status ReleaseGraphPool(GraphPoolId pool,
+                                std::span<const StreamId> streams);
 
   AllocatorStatistics GetStatistics() const;
   // An Allocate of so much, of the default alignment, would succeed now for the

@@ -214,8 +214,8 @@ QUIRE_C_FUNCTION quire_status quire_stream_create(
     quire_runtime* runtime, int32_t device, uint64_t* stream) QUIRE_C_NOEXCEPT;
 // A number for a stream that the program made itself: a CUstream, which is also
 // a cudaStream_t; NULL is the device's default stream. The same number for the
-// same stream. The stream must live until quire_stream_destroy, which leaves it to
-// whoever made it. QUIRE_UNAVAILABLE on the host driver.
+// same stream. The stream must live until quire_stream_destroy, which leaves it
+// to whoever made it. QUIRE_UNAVAILABLE on the host driver.
 QUIRE_C_FUNCTION quire_status
 quire_stream_adopt(quire_runtime* runtime, int32_t device, void* cuda_stream,
                    uint64_t* stream) QUIRE_C_NOEXCEPT;
@@ -471,9 +471,10 @@ typedef struct quire_allocator_statistics {
   uint64_t slab_count;
   uint64_t thread_cached_bytes;
   uint64_t metadata_bytes;
-  uint64_t asleep_bytes;  // version 2
+  uint64_t asleep_bytes;      // version 2
+  uint64_t graph_pool_bytes;  // version 3
 } quire_allocator_statistics;
-#define QUIRE_ALLOCATOR_STATISTICS_VERSION 2
+#define QUIRE_ALLOCATOR_STATISTICS_VERSION 3
 
 // O(1).
 QUIRE_C_FUNCTION quire_status quire_allocator_get_statistics(
