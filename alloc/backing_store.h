@@ -22,6 +22,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -155,6 +156,9 @@ class BackingStore {
 
   PagePool& pool() { return pool_; }
   const PagePool& pool() const { return pool_; }
+  std::map<StreamId, uint64_t> CalculateCoolingByStream() const {
+    return queue_.CalculateCoolingByStream();
+  }
   // True where a wait can bring pages back.
   bool CanCool() const { return queue_.CanComplete(); }
 

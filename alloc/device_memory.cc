@@ -212,16 +212,17 @@ PageCount DeviceMemory::ReclaimablePages() const {
   if (in_forked_child()) return PageCount(0);
   return impl_->ReclaimablePages();
 }
-absl::Status DeviceMemory::DescribeShortage(PageCount pages,
-                                            OwnerId owner) const {
+absl::Status DeviceMemory::DescribeShortage(PageCount pages, OwnerId owner,
+                                            VerdictDetail detail) const {
   QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
-  return impl_->DescribeShortage(pages, owner).ToStatus();
+  return impl_->DescribeShortage(pages, owner, detail).ToStatus();
 }
 absl::Status DeviceMemory::DescribeMappingShortage(
     PageCount pages, OwnerId owner, const absl::Status& refusal) const {
   QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
-  return impl_->OutOfMemory(
-      {owner, pages.value(), CommitAttempt::Shortage::kMappings, refusal});
+  return impl_->OutOfMemory({owner, pages.value(),
+                             CommitAttempt::Shortage::kMappings, refusal,
+                             VerdictDetail::kFull});
 }
 absl::StatusOr<SleepReport> DeviceMemory::Sleep(const QuiescentSection& section,
                                                 OwnerId owner,

@@ -105,8 +105,8 @@ absl::Status DeviceMemory::Impl::SetOwner(AddressRange* range, OwnerId owner) {
     status = MoveToOwner(range, owner, &moved);
   }
   if (!absl::IsResourceExhausted(status)) return status;
-  return OutOfMemory(
-      {owner, moved, CommitAttempt::Shortage::kOwner, std::move(status)});
+  return OutOfMemory({owner, moved, CommitAttempt::Shortage::kOwner,
+                      std::move(status), VerdictDetail::kBrief});
 }
 
 absl::Status DeviceMemory::Impl::MoveToOwner(AddressRange* range, OwnerId owner,
@@ -198,7 +198,8 @@ absl::Status DeviceMemory::Impl::CommitOrExplain(const CommitRequest& request,
       });
   if (!absl::IsResourceExhausted(status)) return status;
   return OutOfMemory({request.range->owner(), attempt.requested(),
-                      attempt.shortage, std::move(status)});
+                      attempt.shortage, std::move(status),
+                      may_wait ? VerdictDetail::kFull : VerdictDetail::kBrief});
 }
 
 absl::Status DeviceMemory::Impl::TryWithRelief(

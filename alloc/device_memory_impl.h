@@ -123,13 +123,15 @@ class DeviceMemory::Impl {
   std::vector<OwnerStatistics> GetOwnerStatistics() ABSL_LOCKS_EXCLUDED(mutex_);
   // What a commit of so many pages for `owner` that cannot be had would be
   // told.
-  OutOfMemoryVerdict DescribeShortage(PageCount pages, OwnerId owner)
+  OutOfMemoryVerdict DescribeShortage(PageCount pages, OwnerId owner,
+                                      VerdictDetail detail)
       ABSL_LOCKS_EXCLUDED(mutex_);
   struct Shortage {
     OwnerId owner;
     uint64_t pages;
     CommitAttempt::Shortage kind;
     absl::Status cause;
+    VerdictDetail detail;
   };
   absl::Status OutOfMemory(const Shortage& shortage)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -289,6 +291,11 @@ class DeviceMemory::Impl {
                           PageCount count) const;
   void DescribeOwners(PageCount pages, OwnerId owner, ShortageFacts* facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DescribeCooling(ShortageFacts* facts) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What takes its time.
+  void DescribeCompaction(ShortageFacts* facts) ABSL_LOCKS_EXCLUDED(mutex_);
+  void DescribeRecentEvents(ShortageFacts* facts) const;
   OwnerStatistics StatisticsOf(OwnerId owner)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OutOfAddresses(PageCount pages) const

@@ -27,8 +27,8 @@ absl::Status DeviceMemory::Impl::Prepare(PageCount count) {
     AfterMutation();
   }
   if (!absl::IsResourceExhausted(status)) return status;
-  return OutOfMemory(
-      {kUnnamedOwner, wanted, CommitAttempt::Shortage::kDevice, status});
+  return OutOfMemory({kUnnamedOwner, wanted, CommitAttempt::Shortage::kDevice,
+                      status, VerdictDetail::kFull});
 }
 
 absl::Status DeviceMemory::Impl::StartPreparing(uint64_t ahead) {
@@ -120,7 +120,8 @@ absl::Status DeviceMemory::Impl::GatherOrExplain(OwnerId owner, PageCount pages,
     freed_.NotifyAll();
   }
   if (absl::IsResourceExhausted(status)) {
-    return OutOfMemory({owner, attempt.requested(), attempt.shortage, status});
+    return OutOfMemory({owner, attempt.requested(), attempt.shortage, status,
+                        wait ? VerdictDetail::kFull : VerdictDetail::kBrief});
   }
   return status.ok() ? OutOfAddresses(addresses) : status;
 }

@@ -19,6 +19,9 @@ namespace {
 constexpr std::chrono::microseconds kFirstPollInterval(20);
 constexpr std::chrono::microseconds kLastPollInterval(500);
 
+// Events of the trace in a verdict: enough to see what kind of work it was.
+constexpr size_t kRecentEvents = 16;
+
 }  // namespace
 
 // ---- Relief -----------------------------------------------------------------
@@ -152,7 +155,8 @@ bool DeviceMemory::Impl::WaitForCooling(uint64_t freed_before) {
 // ---- Errors -----------------------------------------------------------------
 
 OutOfMemoryVerdict DeviceMemory::Impl::DescribeShortage(PageCount pages,
-                                                        OwnerId owner) {
+                                                        OwnerId owner,
+                                                        VerdictDetail detail) {
   ShortageFacts facts;
   facts.requested = PageBytes(pages.value());
   facts.reclaimable = PageBytes(ReclaimablePages().value());
@@ -172,6 +176,11 @@ OutOfMemoryVerdict DeviceMemory::Impl::DescribeShortage(PageCount pages,
     facts.device_free = PageBytes(
         info.ok() ? info->free.value() / page_size_.value() : pool.growable());
     DescribeOwners(pages, owner, &facts);
+    DescribeCooling(&facts);
+  }
+  if (detail == VerdictDetail::kFull) {
+    DescribeCompaction(&facts);
+    DescribeRecentEvents(&facts);
   }
   return DiagnoseShortage(std::move(facts));
 }
@@ -197,9 +206,47 @@ void DeviceMemory::Impl::DescribeOwners(PageCount pages, OwnerId owner,
   }
 }
 
+void DeviceMemory::Impl::DescribeCooling(ShortageFacts* facts) const {
+  for (const auto& [stream, slots] : backing_.CalculateCoolingByStream()) {
+    facts->awaited.push_back({stream, PageBytes(slots)});
+  }
+}
+
+void DeviceMemory::Impl::DescribeCompaction(ShortageFacts* facts) {
+  uint64_t mesh = 0;
+  uint64_t relocation = 0;
+  reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
+    const PageReclaimer::CompactionEstimate estimate =
+        reclaimer->EstimateCompaction();
+    mesh = CheckedAdd(mesh, estimate.mesh.value()).value_or(UINT64_MAX);
+    relocation = CheckedAdd(relocation, estimate.relocation.value())
+                     .value_or(UINT64_MAX);
+    return true;
+  });
+  facts->mesh_frees = PageBytes(mesh);
+  facts->relocation_frees = PageBytes(relocation);
+}
+
+void DeviceMemory::Impl::DescribeRecentEvents(ShortageFacts* facts) const {
+  if (trace_ == nullptr) return;
+  const std::vector<TraceEvent> events = trace_->Events();
+  const size_t count = std::min(events.size(), kRecentEvents);
+  for (size_t i = events.size() - count; i < events.size(); ++i) {
+    const TraceEvent& event = events[i];
+    const bool is_mark = event.action == TraceAction::kMark;
+    facts->recent.push_back(
+        {.nanoseconds_before = events.back().nanoseconds - event.nanoseconds,
+         .action = TraceActionName(event.action),
+         .owner = is_mark ? std::string() : owners_->Name(event.owner),
+         .size = event.size,
+         .label = event.label});
+  }
+}
+
 absl::Status DeviceMemory::Impl::OutOfMemory(const Shortage& shortage) {
-  const auto& [owner, pages, kind, cause] = shortage;
-  OutOfMemoryVerdict verdict = DescribeShortage(PageCount(pages), owner);
+  const auto& [owner, pages, kind, cause, detail] = shortage;
+  OutOfMemoryVerdict verdict =
+      DescribeShortage(PageCount(pages), owner, detail);
   if (kind == CommitAttempt::Shortage::kMappings) {
     verdict.kind = ShortageKind::kMappings;
     verdict.advice = absl::StrCat(

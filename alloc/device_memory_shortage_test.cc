@@ -223,5 +223,98 @@ TEST_F(DeviceMemoryShortageTest, TryCommitDoesNotWait) {
   memory_->ReleaseRange(range, Fence());
 }
 
+// ---- Verdicts ---------------------------------------------------------------
+
+class Sparse : public PageReclaimer {
+ public:
+  PageCount Reclaim(PageCount) override { return PageCount(0); }
+  PageCount Reclaimable() const override { return PageCount(0); }
+  CompactionEstimate EstimateCompaction() const override {
+    ++asked_;
+    return {PageCount(3), PageCount(5)};
+  }
+  std::string ReclaimerName() const override { return "sparse"; }
+
+  mutable int asked_ = 0;
+};
+
+TEST_F(DeviceMemoryShortageTest, TheVerdictSaysWhatCompactionWouldFree) {
+  Sparse sparse;
+  Sparse more;
+  memory_->AddReclaimer(&sparse);
+  memory_->AddReclaimer(&more);
+  AddressRange* const range = Reserve(kLimitPages + 10);
+  ASSERT_EQ(Commit(range, 0, kLimitPages), absl::OkStatus());
+  const auto verdict =
+      OutOfMemoryVerdict::FromStatus(Commit(range, kLimitPages, 7));
+  ASSERT_TRUE(verdict.has_value());
+  EXPECT_EQ(verdict->kind, ShortageKind::kFragmentation);
+  EXPECT_EQ(verdict->mesh_frees.value(), 6 * kPageBytes);
+  EXPECT_EQ(verdict->relocation_frees.value(), 10 * kPageBytes);
+  EXPECT_THAT(verdict->advice, HasSubstr("mesh and relocate"));
+  // Those who try again are not kept waiting for an estimate.
+  const int asked = sparse.asked_;
+  EXPECT_FALSE(
+      memory_->TryCommit(range, PageCount(kLimitPages), PageCount(7)).ok());
+  EXPECT_FALSE(
+      memory_->DescribeShortage(PageCount(1), kOwner, VerdictDetail::kBrief)
+          .ok());
+  EXPECT_EQ(sparse.asked_, asked);
+  memory_->RemoveReclaimer(&sparse);
+  memory_->RemoveReclaimer(&more);
+}
+
+TEST_F(DeviceMemoryShortageTest, TheVerdictNamesStreamsThatAreAwaited) {
+  const StreamId fast = MakeStream();
+  const StreamId slow = MakeStream();
+  Gate fast_gate(driver_.get(), fast);
+  Gate slow_gate(driver_.get(), slow);
+  AddressRange* const range = Reserve(kLimitPages + 4);
+  ASSERT_EQ(Commit(range, 0, kLimitPages), absl::OkStatus());
+  ASSERT_EQ(Decommit(range, 0, 2, FenceOn(fast)), absl::OkStatus());
+  ASSERT_EQ(Decommit(range, 2, 5, FenceOn(slow)), absl::OkStatus());
+  const std::vector<StreamId> both = {fast, slow};
+  const auto fence = Fence::Record(faulty_.get(), DeviceId(0), both);
+  ASSERT_TRUE(fence.ok()) << fence.status();
+  ASSERT_EQ(Decommit(range, 7, 1, *fence), absl::OkStatus());
+  const auto verdict = OutOfMemoryVerdict::FromStatus(
+      memory_->TryCommit(range, PageCount(kLimitPages), PageCount(4)));
+  ASSERT_TRUE(verdict.has_value());
+  EXPECT_EQ(verdict->kind, ShortageKind::kCooling);
+  EXPECT_THAT(
+      verdict->awaited,
+      ::testing::ElementsAre(AwaitedStream{slow, Bytes(6 * kPageBytes)},
+                             AwaitedStream{fast, Bytes(3 * kPageBytes)}));
+}
+
+TEST_F(DeviceMemoryShortageTest, TheVerdictTellsWhatHappenedBefore) {
+  EventTrace trace(64);
+  DeviceMemoryOptions options = Options();
+  options.trace = &trace;
+  MakeMemory(options);
+  AddressRange* const range = Reserve(kLimitPages + 10);
+  for (uint64_t i = 0; i < kLimitPages; ++i) {
+    ASSERT_EQ(Commit(range, i, 1), absl::OkStatus());
+  }
+  trace.Mark("prefill");
+  const auto verdict =
+      OutOfMemoryVerdict::FromStatus(Commit(range, kLimitPages, 2));
+  ASSERT_TRUE(verdict.has_value());
+  ASSERT_EQ(verdict->recent.size(), 16u);
+  const RecentEvent& mark = verdict->recent.back();
+  EXPECT_EQ(mark.action, "mark");
+  EXPECT_EQ(mark.label, "prefill");
+  EXPECT_EQ(mark.nanoseconds_before, 0u);
+  const RecentEvent& commit = verdict->recent[14];
+  EXPECT_EQ(commit.action, "commit");
+  EXPECT_EQ(commit.owner, "weights");
+  EXPECT_EQ(commit.size, kPage);
+  for (size_t i = 1; i < 16; ++i) {
+    EXPECT_LE(verdict->recent[i].nanoseconds_before,
+              verdict->recent[i - 1].nanoseconds_before);
+  }
+  memory_.reset();
+}
+
 }  // namespace
 }  // namespace quire

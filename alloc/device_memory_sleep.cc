@@ -147,7 +147,7 @@ absl::StatusOr<SleepReport> DeviceMemory::Impl::WakeOrExplain(
       });
   if (absl::IsResourceExhausted(begun)) {
     return OutOfMemory({attempt.limited_by.value_or(owner), attempt.requested(),
-                        attempt.shortage, begun});
+                        attempt.shortage, begun, VerdictDetail::kFull});
   }
   QUIRE_RETURN_IF_ERROR(begun);
   SleepReport report;

@@ -19,6 +19,7 @@ struct Fence::Events {
 
   Driver* const driver;
   std::vector<EventId> ids;
+  std::vector<StreamId> streams;
   mutable std::atomic<bool> complete{false};
 };
 
@@ -28,6 +29,7 @@ absl::StatusOr<Fence> Fence::Record(Driver* driver, DeviceId device,
   if (streams.empty()) return fence;
   auto events = std::make_shared<Events>(driver);
   events->ids.reserve(streams.size());
+  events->streams.assign(streams.begin(), streams.end());
   for (const StreamId stream : streams) {
     if (stream == StreamId()) {
       return absl::InvalidArgumentError(
@@ -40,6 +42,11 @@ absl::StatusOr<Fence> Fence::Record(Driver* driver, DeviceId device,
   }
   fence.events_ = std::move(events);
   return fence;
+}
+
+std::span<const StreamId> Fence::streams() const {
+  if (events_ == nullptr) return {};
+  return events_->streams;
 }
 
 absl::StatusOr<bool> Fence::IsComplete() const {

@@ -15,6 +15,7 @@ using FenceTest = DeviceMemoryFixture;
 TEST_F(FenceTest, AFenceThatWasNeverRecordedIsComplete) {
   EXPECT_EQ(*Fence().IsComplete(), true);
   EXPECT_EQ(Fence().Wait(), absl::OkStatus());
+  EXPECT_TRUE(Fence().streams().empty());
   EXPECT_EQ(*Fence::Record(driver_.get(), DeviceId(0), {}), Fence());
 }
 
@@ -26,6 +27,7 @@ TEST_F(FenceTest, CompletesWhenEveryStreamHasPassedIt) {
   const std::vector<StreamId> streams = {a, b};
   const auto fence = Fence::Record(driver_.get(), DeviceId(0), streams);
   ASSERT_TRUE(fence.ok()) << fence.status();
+  EXPECT_THAT(fence->streams(), ::testing::ElementsAre(a, b));
   EXPECT_EQ(*fence->IsComplete(), false);
   gate_a.Open();
   ASSERT_TRUE(driver_->SynchronizeStream(a).ok());

@@ -114,6 +114,25 @@ Json VerdictToJson(const OutOfMemoryVerdict& verdict) {
   for (const auto& [name, live] : verdict.owners) {
     owners.push_back({{"name", name}, {"live", live.value()}});
   }
+  Json awaited = Json::array();
+  for (const AwaitedStream& each : verdict.awaited) {
+    awaited.push_back(
+        {{"stream", each.stream.value()}, {"cooling", each.cooling.value()}});
+  }
+  Json recent = Json::array();
+  for (const RecentEvent& event : verdict.recent) {
+    recent.push_back({{"nanoseconds_before", event.nanoseconds_before},
+                      {"action", event.action},
+                      {"owner", event.owner},
+                      {"size", event.size.value()},
+                      {"label", event.label}});
+  }
+  Json owner_limit;
+  if (verdict.owner_limit) {
+    owner_limit = {{"owner", verdict.owner_limit->owner},
+                   {"limit", verdict.owner_limit->limit.value()},
+                   {"live", verdict.owner_limit->live.value()}};
+  }
   return {{"kind", ShortageKindName(verdict.kind)},
           {"requested", verdict.requested.value()},
           {"free", verdict.free.value()},
@@ -122,7 +141,13 @@ Json VerdictToJson(const OutOfMemoryVerdict& verdict) {
           {"device_total", verdict.device_total.value()},
           {"cooling", verdict.cooling.value()},
           {"held_as_slack", verdict.held_as_slack.value()},
+          {"mesh_frees", verdict.mesh_frees.value()},
+          {"relocation_frees", verdict.relocation_frees.value()},
+          {"reserved_for_others", verdict.reserved_for_others.value()},
+          {"owner_limit", std::move(owner_limit)},
           {"owners", std::move(owners)},
+          {"awaited", std::move(awaited)},
+          {"recent", std::move(recent)},
           {"advice", verdict.advice}};
 }
 
@@ -138,6 +163,23 @@ OutOfMemoryVerdict ReadVerdict(const SnapshotFields& fields) {
   verdict.device_total = fields.Size("device_total");
   verdict.cooling = fields.Size("cooling");
   verdict.held_as_slack = fields.Size("held_as_slack");
+  verdict.mesh_frees = fields.Size("mesh_frees");
+  verdict.relocation_frees = fields.Size("relocation_frees");
+  verdict.reserved_for_others = fields.Size("reserved_for_others");
+  if (fields.Has("owner_limit")) {
+    const SnapshotFields limit = fields.Object("owner_limit");
+    verdict.owner_limit = OwnerShortage{
+        limit.Text("owner"), limit.Size("limit"), limit.Size("live")};
+  }
+  fields.ForEach("awaited", [&](const SnapshotFields& each) {
+    verdict.awaited.push_back(
+        {StreamId(each.Number("stream")), each.Size("cooling")});
+  });
+  fields.ForEach("recent", [&](const SnapshotFields& event) {
+    verdict.recent.push_back({event.Number("nanoseconds_before"),
+                              event.Text("action"), event.Text("owner"),
+                              event.Size("size"), event.Text("label")});
+  });
   fields.ForEach("owners", [&](const SnapshotFields& owner) {
     verdict.owners.emplace_back(owner.Text("name"), owner.Size("live"));
   });

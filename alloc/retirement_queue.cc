@@ -82,6 +82,16 @@ uint64_t RetirementQueue::CalculateCooling() const {
   return cooling;
 }
 
+std::map<StreamId, uint64_t> RetirementQueue::CalculateCoolingByStream() const {
+  std::map<StreamId, uint64_t> slots;
+  for (const CoolingBatch& batch : batches_) {
+    for (const StreamId stream : batch.fence.streams()) {
+      slots[stream] += batch.cooling;
+    }
+  }
+  return slots;
+}
+
 RetirementQueue::Batches::iterator RetirementQueue::TakeOut(
     Batches::iterator batch, std::vector<SlotRun>* runs) {
   for (const SlotRun& run : batch->runs) {

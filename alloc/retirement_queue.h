@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -64,6 +65,8 @@ class RetirementQueue {
   size_t batch_count() const { return batches_.size(); }
   // Slots in all batches. O(batches): for checks.
   uint64_t CalculateCooling() const;
+  // Slots by the streams that their fences were recorded on. O(batches).
+  std::map<StreamId, uint64_t> CalculateCoolingByStream() const;
 
  private:
   using Batches = std::list<CoolingBatch>;

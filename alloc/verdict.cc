@@ -1,19 +1,17 @@
 #include "quire/alloc/verdict.h"
 
 #include <algorithm>
-#include <charconv>
-#include <string_view>
 
-#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace quire {
 namespace {
 
-constexpr char kPayloadUrl[] = "quire/out-of-memory-verdict";
-// First in the payload, so that a later layout is not misread as this one.
-constexpr uint64_t kPayloadVersion = 2;
-// Owners named in a message; the payload carries all.
+// What a message names; the payload carries all.
 constexpr size_t kOwnersInMessage = 4;
+constexpr size_t kStreamsInMessage = 4;
+constexpr size_t kEventsInMessage = 3;
 
 uint64_t SaturatingSubtract(Bytes a, Bytes b) {
   return CheckedSubtract(a.value(), b.value()).value_or(0);
@@ -22,44 +20,6 @@ uint64_t SaturatingSubtract(Bytes a, Bytes b) {
 Bytes SaturatingAdd(Bytes a, Bytes b) {
   return CheckedAdd(a, b).value_or(Bytes(UINT64_MAX));
 }
-
-// ---- Payload ----------------------------------------------------------------
-// Decimal numbers, each ended by a space; strings as length, space, bytes.
-
-void AppendNumber(uint64_t number, std::string* out) {
-  *out += std::to_string(number);
-  *out += ' ';
-}
-
-void AppendString(const std::string& text, std::string* out) {
-  AppendNumber(text.size(), out);
-  *out += text;
-}
-
-class PayloadReader {
- public:
-  explicit PayloadReader(std::string_view text) : text_(text) {}
-
-  std::optional<uint64_t> Number() {
-    uint64_t number = 0;
-    const char* const end = text_.data() + text_.size();
-    const auto [at, error] = std::from_chars(text_.data(), end, number);
-    if (error != std::errc() || at == end || *at != ' ') return std::nullopt;
-    text_.remove_prefix(static_cast<size_t>(at + 1 - text_.data()));
-    return number;
-  }
-  std::optional<std::string> String() {
-    const auto size = Number();
-    if (!size || *size > text_.size()) return std::nullopt;
-    std::string result(text_.substr(0, *size));
-    text_.remove_prefix(*size);
-    return result;
-  }
-  bool AtEnd() const { return text_.empty(); }
-
- private:
-  std::string_view text_;
-};
 
 // ---- Decision ---------------------------------------------------------------
 
@@ -83,6 +43,43 @@ Decision BlameOwner(const ShortageFacts& facts) {
               ": raise that by at least " +
               FormatBytes(Bytes(SaturatingSubtract(facts.requested, room))) +
               ", or free something of it"};
+}
+
+std::string NameStreams(const std::vector<AwaitedStream>& awaited) {
+  if (awaited.empty()) return "the streams that used them";
+  std::string text = awaited.size() == 1 ? "stream " : "streams ";
+  for (size_t i = 0; i < std::min(awaited.size(), kStreamsInMessage); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(awaited[i].stream.value());
+  }
+  if (awaited.size() > kStreamsInMessage) text += " and others";
+  return text;
+}
+
+// The cheapest level of compaction that would do, if any does.
+std::optional<Decision> FindFragmentation(const ShortageFacts& facts,
+                                          Bytes missing) {
+  Bytes freed = facts.reclaimable;
+  if (freed >= missing) {
+    return Decision{ShortageKind::kFragmentation,
+                    FormatBytes(freed) +
+                        " are held as cache or slack: trim, or compact in a "
+                        "quiescent section"};
+  }
+  freed = SaturatingAdd(freed, facts.mesh_frees);
+  if (freed >= missing) {
+    return Decision{ShortageKind::kFragmentation,
+                    FormatBytes(facts.mesh_frees) +
+                        " lie free between live slots: mesh in a quiescent "
+                        "section"};
+  }
+  freed = SaturatingAdd(freed, facts.relocation_frees);
+  if (freed < missing) return std::nullopt;
+  return Decision{
+      ShortageKind::kFragmentation,
+      FormatBytes(SaturatingAdd(facts.mesh_frees, facts.relocation_frees)) +
+          " lie free between live allocations: mesh and relocate "
+          "in a quiescent section"};
 }
 
 // The order of the questions matters: what can never fit comes first, then what
@@ -123,14 +120,11 @@ Decision Decide(const ShortageFacts& facts, Bytes device_free) {
   if (facts.cooling >= missing) {
     return {ShortageKind::kCooling,
             FormatBytes(facts.cooling) +
-                " were freed under fences that do not complete: synchronise "
-                "the streams that used them, or free earlier"};
+                " were freed under fences that do not complete: synchronise " +
+                NameStreams(facts.awaited) + ", or free earlier"};
   }
-  if (facts.reclaimable >= missing) {
-    return {ShortageKind::kFragmentation,
-            FormatBytes(facts.reclaimable) +
-                " are held as cache or slack: trim, or compact in a quiescent "
-                "section"};
+  if (const auto fragmented = FindFragmentation(facts, missing)) {
+    return *fragmented;
   }
   const bool limit_is_honoured = device_free >= growable;
   if (limit_is_honoured &&
@@ -187,6 +181,19 @@ std::optional<ShortageKind> ShortageKindFromName(const std::string& name) {
   return std::nullopt;
 }
 
+std::string RecentEvent::ToString() const {
+  std::string text = action;
+  if (!label.empty()) absl::StrAppend(&text, " ", label);
+  if (!size.zero()) absl::StrAppend(&text, " ", FormatBytes(size));
+  if (!owner.empty()) absl::StrAppend(&text, " (", owner, ")");
+  if (nanoseconds_before > 0) {
+    absl::StrAppend(
+        &text, absl::StrFormat(" %.1f ms before",
+                               static_cast<double>(nanoseconds_before) / 1e6));
+  }
+  return text;
+}
+
 std::string OutOfMemoryVerdict::ToString() const {
   const bool addresses = kind == ShortageKind::kAddressSpace;
   std::string text =
@@ -197,9 +204,18 @@ std::string OutOfMemoryVerdict::ToString() const {
           FormatBytes(limit) + ", at most " + FormatBytes(largest_possible) +
           " possible in one request; the device has " +
           FormatBytes(device_total);
-  if (!cooling.zero()) text += ", " + FormatBytes(cooling) + " cooling";
+  if (!cooling.zero()) {
+    text += ", " + FormatBytes(cooling) + " cooling";
+    if (!awaited.empty()) text += " (awaiting " + NameStreams(awaited) + ")";
+  }
   if (!held_as_slack.zero()) {
     text += ", " + FormatBytes(held_as_slack) + " held as cache or slack";
+  }
+  if (!mesh_frees.zero()) {
+    text += ", " + FormatBytes(mesh_frees) + " more to be had by mesh";
+  }
+  if (!relocation_frees.zero()) {
+    text += ", " + FormatBytes(relocation_frees) + " more by relocation";
   }
   if (!reserved_for_others.zero()) {
     text += ", " + FormatBytes(reserved_for_others) + " reserved for others";
@@ -209,78 +225,13 @@ std::string OutOfMemoryVerdict::ToString() const {
     text += owners[i].first + " " + FormatBytes(owners[i].second);
   }
   if (!advice.empty()) text += "; " + advice;
+  // The last ones: those before them are in the payload.
+  const size_t shown = std::min(recent.size(), kEventsInMessage);
+  for (size_t i = recent.size() - shown; i < recent.size(); ++i) {
+    text += i == recent.size() - shown ? "; the last events: " : ", ";
+    text += recent[i].ToString();
+  }
   return text;
-}
-
-absl::Status OutOfMemoryVerdict::ToStatus() const {
-  std::string payload;
-  AppendNumber(kPayloadVersion, &payload);
-  AppendNumber(static_cast<uint64_t>(kind), &payload);
-  for (const Bytes bytes :
-       {requested, free, largest_possible, limit, device_total, cooling,
-        held_as_slack, reserved_for_others}) {
-    AppendNumber(bytes.value(), &payload);
-  }
-  AppendNumber(owner_limit ? 1 : 0, &payload);
-  if (owner_limit) {
-    AppendString(owner_limit->owner, &payload);
-    AppendNumber(owner_limit->limit.value(), &payload);
-    AppendNumber(owner_limit->live.value(), &payload);
-  }
-  AppendNumber(owners.size(), &payload);
-  for (const auto& [name, bytes] : owners) {
-    AppendString(name, &payload);
-    AppendNumber(bytes.value(), &payload);
-  }
-  AppendString(advice, &payload);
-  absl::Status status = absl::ResourceExhaustedError(ToString());
-  status.SetPayload(kPayloadUrl, absl::Cord(payload));
-  return status;
-}
-
-std::optional<OutOfMemoryVerdict> OutOfMemoryVerdict::FromStatus(
-    const absl::Status& status) {
-  const auto payload = status.GetPayload(kPayloadUrl);
-  if (!payload.has_value()) return std::nullopt;
-  const std::string text(*payload);
-  PayloadReader reader(text);
-  if (reader.Number() != kPayloadVersion) return std::nullopt;
-  OutOfMemoryVerdict verdict;
-  const auto kind = reader.Number();
-  if (!kind || *kind > static_cast<uint64_t>(ShortageKind::kMappings)) {
-    return std::nullopt;
-  }
-  verdict.kind = static_cast<ShortageKind>(*kind);
-  for (Bytes* const bytes :
-       {&verdict.requested, &verdict.free, &verdict.largest_possible,
-        &verdict.limit, &verdict.device_total, &verdict.cooling,
-        &verdict.held_as_slack, &verdict.reserved_for_others}) {
-    const auto number = reader.Number();
-    if (!number) return std::nullopt;
-    *bytes = Bytes(*number);
-  }
-  const auto limits = reader.Number();
-  if (!limits || *limits > 1) return std::nullopt;
-  if (*limits == 1) {
-    auto name = reader.String();
-    const auto limit = name ? reader.Number() : std::nullopt;
-    const auto live = limit ? reader.Number() : std::nullopt;
-    if (!live) return std::nullopt;
-    verdict.owner_limit =
-        OwnerShortage{*std::move(name), Bytes(*limit), Bytes(*live)};
-  }
-  const auto owner_count = reader.Number();
-  if (!owner_count) return std::nullopt;
-  for (uint64_t i = 0; i < *owner_count; ++i) {
-    auto name = reader.String();
-    const auto bytes = name ? reader.Number() : std::nullopt;
-    if (!bytes) return std::nullopt;
-    verdict.owners.emplace_back(*std::move(name), Bytes(*bytes));
-  }
-  auto advice = reader.String();
-  if (!advice || !reader.AtEnd()) return std::nullopt;
-  verdict.advice = *std::move(advice);
-  return verdict;
 }
 
 OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts) {
@@ -294,7 +245,13 @@ OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts) {
   verdict.device_total = facts.device_total;
   verdict.cooling = facts.cooling;
   verdict.held_as_slack = facts.reclaimable;
+  verdict.mesh_frees = facts.mesh_frees;
+  verdict.relocation_frees = facts.relocation_frees;
   verdict.reserved_for_others = facts.reserved_for_others;
+  std::stable_sort(facts.awaited.begin(), facts.awaited.end(),
+                   [](const AwaitedStream& a, const AwaitedStream& b) {
+                     return a.cooling > b.cooling;
+                   });
   std::stable_sort(
       facts.owners.begin(), facts.owners.end(),
       [](const auto& a, const auto& b) { return a.second > b.second; });
@@ -305,6 +262,8 @@ OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts) {
     verdict.owner_limit = std::move(facts.owner_limit);
   }
   verdict.owners = std::move(facts.owners);
+  verdict.awaited = std::move(facts.awaited);
+  verdict.recent = std::move(facts.recent);
   return verdict;
 }
 

@@ -22,9 +22,14 @@ OutOfMemoryVerdict Example() {
   verdict.device_total = GiB(80);
   verdict.cooling = Bytes(UINT64_MAX);
   verdict.held_as_slack = MiB(8);
+  verdict.mesh_frees = MiB(5);
+  verdict.relocation_frees = MiB(6);
   verdict.reserved_for_others = MiB(3);
   verdict.owner_limit = OwnerShortage{"a model/k v", GiB(2), GiB(1)};
   verdict.owners = {{"weights 7 \n\"x\"", GiB(6)}, {"", Bytes(1)}};
+  verdict.awaited = {{StreamId(7), GiB(3)}, {StreamId(UINT64_MAX), Bytes(1)}};
+  verdict.recent = {{1500000, "allocate", "kv 1", MiB(91), ""},
+                    {0, "mark", "", Bytes(0), "prefill 2"}};
   verdict.advice = "wait; 12 34";
   return verdict;
 }
@@ -43,6 +48,10 @@ TEST(OutOfMemoryVerdictTest, TravelsWithAStatusAndComesBackTheSame) {
   EXPECT_EQ(received->device_total, sent.device_total);
   EXPECT_EQ(received->cooling, sent.cooling);
   EXPECT_EQ(received->held_as_slack, sent.held_as_slack);
+  EXPECT_EQ(received->mesh_frees, sent.mesh_frees);
+  EXPECT_EQ(received->relocation_frees, sent.relocation_frees);
+  EXPECT_EQ(received->awaited, sent.awaited);
+  EXPECT_EQ(received->recent, sent.recent);
   EXPECT_EQ(received->reserved_for_others, sent.reserved_for_others);
   EXPECT_EQ(received->owner_limit, sent.owner_limit);
   EXPECT_EQ(received->owners, sent.owners);
@@ -51,9 +60,13 @@ TEST(OutOfMemoryVerdictTest, TravelsWithAStatusAndComesBackTheSame) {
 
 TEST(OutOfMemoryVerdictTest, TheMessageSaysKindNumbersOwnersAndAdvice) {
   const std::string text(Example().ToStatus().message());
-  for (const char* part : {"(cooling)", "512.00 MiB requested",
-                           "12.00 MiB free", "limit of 8.00 GiB",
-                           "device has 80.00 GiB", "6.00 GiB", "wait; 12 34"}) {
+  for (const char* part :
+       {"(cooling)", "512.00 MiB requested", "12.00 MiB free",
+        "limit of 8.00 GiB", "device has 80.00 GiB", "6.00 GiB", "wait; 12 34",
+        "(awaiting streams 7, 18446744073709551615)",
+        "5.00 MiB more to be had by mesh", "6.00 MiB more by relocation",
+        "the last events: allocate 91.00 MiB (kv 1) 1.5 ms "
+        "before, mark prefill 2"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
 }
@@ -75,6 +88,15 @@ TEST(OutOfMemoryVerdictTest, APayloadCutAnywhereIsNoVerdict) {
   for (size_t size = 0; size < payload.size(); ++size) {
     status.SetPayload(url, absl::Cord(payload.substr(0, size)));
     EXPECT_EQ(OutOfMemoryVerdict::FromStatus(status), std::nullopt) << size;
+  }
+  // Counts that the rest does not hold: of owners, streams, events.
+  for (const size_t at : {payload.find("2 14 weights"), payload.find("2 7 "),
+                          payload.find("2 1500000 ")}) {
+    ASSERT_NE(at, std::string::npos);
+    std::string forged = payload;
+    forged.replace(at, 1, "18446744073709551615");
+    status.SetPayload(url, absl::Cord(forged));
+    EXPECT_EQ(OutOfMemoryVerdict::FromStatus(status), std::nullopt) << at;
   }
   status.SetPayload(url, absl::Cord(payload + "x"));
   EXPECT_EQ(OutOfMemoryVerdict::FromStatus(status), std::nullopt);
@@ -132,6 +154,51 @@ TEST(DiagnoseShortageTest, NamesWhatTheNumbersSay) {
   facts.in_use = GiB(2);
   facts.cooling = GiB(1);
   EXPECT_EQ(kind(facts), ShortageKind::kCapacity);
+}
+
+TEST(DiagnoseShortageTest, NamesTheCheapestCompactionThatWouldDo) {
+  ShortageFacts facts = FullPool();
+  const auto advice = [&] { return DiagnoseShortage(facts).advice; };
+  facts.relocation_frees = MiB(512);
+  facts.mesh_frees = MiB(256);
+  facts.reclaimable = MiB(255);
+  EXPECT_EQ(DiagnoseShortage(facts).kind, ShortageKind::kLimit);
+  facts.reclaimable = MiB(256);
+  EXPECT_EQ(DiagnoseShortage(facts).kind, ShortageKind::kFragmentation);
+  EXPECT_THAT(advice(), HasSubstr("768.00 MiB lie free between live "
+                                  "allocations: mesh and relocate"));
+  facts.mesh_frees = MiB(768);
+  EXPECT_THAT(advice(), HasSubstr("768.00 MiB lie free between live slots"));
+  facts.reclaimable = GiB(1);
+  EXPECT_THAT(advice(), HasSubstr("trim"));
+  const OutOfMemoryVerdict verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.held_as_slack, GiB(1));
+  EXPECT_EQ(verdict.mesh_frees, MiB(768));
+  EXPECT_EQ(verdict.relocation_frees, MiB(512));
+  // Sums of estimates stay in 64 bits.
+  facts.reclaimable = Bytes(0);
+  facts.mesh_frees = MiB(1);
+  facts.relocation_frees = Bytes(UINT64_MAX);
+  EXPECT_EQ(DiagnoseShortage(facts).kind, ShortageKind::kFragmentation);
+}
+
+TEST(DiagnoseShortageTest, NamesTheStreamsThatAreAwaitedMostMemoryFirst) {
+  ShortageFacts facts = FullPool();
+  facts.cooling = GiB(2);
+  facts.awaited = {
+      {StreamId(4), MiB(1)}, {StreamId(9), GiB(1)}, {StreamId(5), MiB(2)}};
+  OutOfMemoryVerdict verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.kind, ShortageKind::kCooling);
+  EXPECT_EQ(verdict.awaited[0].stream, StreamId(9));
+  EXPECT_THAT(verdict.advice, HasSubstr("synchronise streams 9, 5, 4"));
+  for (uint64_t i = 10; i < 20; ++i) {
+    facts.awaited.push_back({StreamId(i), Bytes(i)});
+  }
+  EXPECT_THAT(DiagnoseShortage(facts).advice,
+              HasSubstr("streams 9, 5, 4, 19 and others"));
+  facts.awaited = {};
+  EXPECT_THAT(DiagnoseShortage(facts).advice,
+              HasSubstr("the streams that used them"));
 }
 
 TEST(DiagnoseShortageTest, TheLimitOfAnOwnerComesBeforeWhatThePoolHas) {

@@ -157,15 +157,16 @@ KvCache::Impl::Supply KvCache::Impl::GetSupply() const {
   Supply supply;
   supply.at_once = std::min(at_once, pages(owner.allowance));
   // What caches give makes room below a limit of the owner as well.
-  supply.in_all = Plus(std::min(Plus(at_once, pages(memory.cooling)),
-                                pages(owner.hard_room)),
-                       reclaimable);
+  supply.in_all = Plus(
+      std::min(Plus(at_once, pages(memory.cooling)), pages(owner.hard_room)),
+      reclaimable);
   return supply;
 }
 
 absl::Status KvCache::Impl::Shortage(PageCount wanted,
                                      PageCount headroom) const {
-  const absl::Status status = memory_->DescribeShortage(Plus(wanted, headroom), options_.owner);
+  const absl::Status status = memory_->DescribeShortage(
+      Plus(wanted, headroom), options_.owner, VerdictDetail::kBrief);
   auto verdict = OutOfMemoryVerdict::FromStatus(status);
   if (!verdict) return status;
   verdict->advice += absl::StrCat(

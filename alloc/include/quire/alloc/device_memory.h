@@ -89,6 +89,13 @@ class PageReclaimer {
                                 bool /*cooling*/) {
     return PageCount(0);
   }
+  // What compaction could free of it, beyond what Reclaim gives: for verdicts,
+  // so it may take its time. Same rules as Reclaim.
+  struct CompactionEstimate {
+    PageCount mesh;
+    PageCount relocation;  // beyond mesh
+  };
+  virtual CompactionEstimate EstimateCompaction() const { return {}; }
   // How many Reclaim could give now. For verdicts and Trim. O(1). Same rules.
   virtual PageCount Reclaimable() const = 0;
   // Names the cache in verdicts: "parked KV ranges".
@@ -196,6 +203,10 @@ struct DeviceMemoryStatistics {
 #undef QUIRE_DECLARE_STATISTIC
 };
 
+// How much of a verdict is worth its time: kBrief leaves out what compaction
+// would free and the recent events, for callers who try again.
+enum class VerdictDetail { kBrief, kFull };
+
 class DeviceMemory {
  public:
   static absl::StatusOr<std::unique_ptr<DeviceMemory>> Create(
@@ -251,7 +262,7 @@ class DeviceMemory {
   // quarantined, by this call or before; the driver's own.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count);
   // As Commit, but does not wait and asks no hook: pages that are cooling are
-  // not to be had.
+  // not to be had. The verdict is brief.
   absl::Status TryCommit(AddressRange* range, PageCount first, PageCount count);
   // The same with a say in which page lies where: slot first + i gets pages[i],
   // which must be live under some slot of this memory and of the same owner, or
@@ -356,9 +367,11 @@ class DeviceMemory {
   // Reclaimable.
   PageCount ReclaimablePages() const;
   // The error of a commit of `pages` pages for `owner` that cannot be had,
-  // verdict included: for callers that see so before they try.
-  absl::Status DescribeShortage(PageCount pages,
-                                OwnerId owner = kUnnamedOwner) const;
+  // verdict included: for callers that see so before they try. Asks reclaimers,
+  // under the same rules as Commit.
+  absl::Status DescribeShortage(
+      PageCount pages, OwnerId owner = kUnnamedOwner,
+      VerdictDetail detail = VerdictDetail::kFull) const;
   // The same where the driver takes no more mappings, and said so: `refusal`.
   absl::Status DescribeMappingShortage(PageCount pages, OwnerId owner,
                                        const absl::Status& refusal) const;

@@ -36,6 +36,9 @@ class Fence {
   absl::StatusOr<bool> IsComplete() const;
   absl::Status Wait() const;
 
+  // The streams that it was recorded on: for reports.
+  std::span<const StreamId> streams() const;
+
   // Copies of one fence are equal, and so are all that were never recorded.
   friend bool operator==(const Fence& a, const Fence& b) {
     return a.events_ == b.events_;

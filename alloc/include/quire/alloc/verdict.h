@@ -8,6 +8,7 @@
 #ifndef QUIRE_ALLOC_VERDICT_H_
 #define QUIRE_ALLOC_VERDICT_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -38,6 +39,26 @@ struct OwnerShortage {
   friend bool operator==(const OwnerShortage&, const OwnerShortage&) = default;
 };
 
+// A stream whose work keeps memory from being used again.
+struct AwaitedStream {
+  StreamId stream;
+  // Addresses that were given up under fences on it.
+  Bytes cooling;
+  friend bool operator==(const AwaitedStream&, const AwaitedStream&) = default;
+};
+
+// What the program did before: of the event trace.
+struct RecentEvent {
+  uint64_t nanoseconds_before = 0;  // the last event
+  std::string action;               // TraceActionName
+  std::string owner;
+  Bytes size;
+  std::string label;  // of marks
+  // "allocate 91.00 MiB (kv) 2.3 ms before".
+  std::string ToString() const;
+  friend bool operator==(const RecentEvent&, const RecentEvent&) = default;
+};
+
 struct OutOfMemoryVerdict {
   ShortageKind kind = ShortageKind::kCapacity;
   Bytes requested;
@@ -47,13 +68,20 @@ struct OutOfMemoryVerdict {
   Bytes limit;
   Bytes device_total;
   Bytes cooling;
-  Bytes held_as_slack;  // what caches and compaction could free
+  // What compaction would free, by level, each beyond those before: Trim what
+  // caches hold, mesh and relocation what lies free between live allocations.
+  Bytes held_as_slack;
+  Bytes mesh_frees;
+  Bytes relocation_frees;
   // Kept free for other owners, which have less than their reserved minimum.
   Bytes reserved_for_others;
   // Of kLimit: whose limit it is; none where it is that of the device memory.
   std::optional<OwnerShortage> owner_limit;
   std::vector<std::pair<std::string, Bytes>> owners;  // largest first
-  std::string advice;                                 // what to try
+  // Whose work what cools is waiting for, most memory first.
+  std::vector<AwaitedStream> awaited;
+  std::vector<RecentEvent> recent;  // oldest first
+  std::string advice;               // what to try
 
   // One line, for a status message.
   std::string ToString() const;
@@ -71,8 +99,11 @@ struct ShortageFacts {
   Bytes in_use;
   Bytes cached;
   Bytes cooling;
-  // Held by caches and slabs that could give it up.
+  // Held by caches that could give it up, and what compaction could free beyond
+  // that: mesh, and relocation beyond mesh.
   Bytes reclaimable;
+  Bytes mesh_frees;
+  Bytes relocation_frees;
   // Of the whole device, as its driver sees it; `headroom` of what is free is
   // not to be touched.
   Bytes device_free;
@@ -84,6 +115,8 @@ struct ShortageFacts {
   Bytes allowance = Bytes(UINT64_MAX);
   Bytes reserved_for_others;
   std::vector<std::pair<std::string, Bytes>> owners;
+  std::vector<AwaitedStream> awaited;
+  std::vector<RecentEvent> recent;
 };
 
 // Decides, from the numbers alone, why memory ran short. Never kAddressSpace or
