@@ -9,10 +9,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "alloc/testing/driver_fixture.h"
 #include "alloc/testing/expect_status.h"
 #include "alloc/testing/test_driver.h"
 
@@ -21,59 +21,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-constexpr Bytes kPage = KiB(64);
-constexpr uint64_t kPageBytes = kPage.value();
-
-HostDriverOptions SmallOptions() {
-  HostDriverOptions options;
-  options.memory_per_device = MiB(4);
-  options.granularity = kPage;
-  return options;
-}
-
-std::unique_ptr<TestDriver> MakeDriver(const HostDriverOptions& options) {
-  auto driver = TestDriver::Create(options);
-  EXPECT_TRUE(driver.ok()) << driver.status();
-  return *std::move(driver);
-}
-
-DeviceAddress At(DeviceAddress base, uint64_t offset) {
-  return *CheckedAdd(base, Bytes(offset));
-}
-
-// The compiler may assume that two addresses of one page are two objects, so
-// aliased memory is read and written through volatile.
-volatile uint8_t& ByteAt(DeviceAddress address, uint64_t offset = 0) {
-  return *At(address, offset).host_pointer<volatile uint8_t>();
-}
-
-class DriverTest : public ::testing::Test {
- protected:
-  DeviceAddress Reserve(uint64_t pages) {
-    const auto address =
-        driver_->ReserveAddress(Bytes(pages * kPageBytes), Bytes(0));
-    EXPECT_TRUE(address.ok()) << address.status();
-    return *address;
-  }
-  PageHandle CreatePage(uint64_t units = 1, DeviceId device = DeviceId(0)) {
-    const auto page = driver_->CreatePage(device, Bytes(units * kPageBytes));
-    EXPECT_TRUE(page.ok()) << page.status();
-    return *page;
-  }
-  std::vector<PageHandle> CreatePages(int count) {
-    std::vector<PageHandle> pages;
-    for (int i = 0; i < count; ++i) pages.push_back(CreatePage());
-    return pages;
-  }
-  absl::Status MapOne(DeviceAddress address, PageHandle page) {
-    return driver_->Map(address, {&page, 1});
-  }
-  uint64_t FreeBytes() {
-    return driver_->GetMemoryInfo(DeviceId(0))->free.value();
-  }
-
-  std::unique_ptr<TestDriver> driver_ = MakeDriver(SmallOptions());
-};
+using DriverTest = DriverFixture<TestDriver>;
 
 // ---- Addresses --------------------------------------------------------------
 
@@ -360,7 +308,7 @@ TEST(DriverWithoutBackingTest, SimulatesADeviceLargerThanTheMachine) {
   HostDriverOptions options;
   options.memory_per_device = GiB(141);
   options.backing = HostDriverOptions::Backing::kNone;
-  const auto driver = MakeDriver(options);
+  const auto driver = DriverTest::MakeDriver(options);
   EXPECT_FALSE(driver->device_memory_is_host_memory());
   const auto base = driver->ReserveAddress(GiB(282), Bytes(0));
   ASSERT_TRUE(base.ok()) << base.status();
@@ -376,7 +324,9 @@ TEST(DriverWithoutBackingTest, SimulatesADeviceLargerThanTheMachine) {
   // Every other page slot: kernel mappings are no limit where none are made.
   for (uint64_t i = 0; i < pages.size(); ++i) {
     ASSERT_TRUE(
-        driver->Map(At(*base, 2 * i * MiB(2).value()), {&pages[i], 1}).ok());
+        driver
+            ->Map(DriverTest::At(*base, 2 * i * MiB(2).value()), {&pages[i], 1})
+            .ok());
   }
   const StreamId stream = *driver->CreateStream(DeviceId(0));
   std::vector<uint8_t> data(100, 7);

@@ -8,10 +8,10 @@
 
 #include <cstdint>
 #include <fstream>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "alloc/testing/driver_fixture.h"
 #include "alloc/testing/expect_status.h"
 
 namespace quire {
@@ -22,71 +22,19 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr Bytes kPage = KiB(64);
-constexpr uint64_t kPageBytes = kPage.value();
-
-HostDriverOptions SmallOptions() {
-  HostDriverOptions options;
-  options.memory_per_device = MiB(4);
-  options.granularity = kPage;
-  return options;
-}
-
-std::unique_ptr<HostDriver> MakeDriver(const HostDriverOptions& options) {
-  auto driver = HostDriver::Create(options);
-  EXPECT_TRUE(driver.ok()) << driver.status();
-  return *std::move(driver);
-}
-
-DeviceAddress At(DeviceAddress base, uint64_t offset) {
-  return *CheckedAdd(base, Bytes(offset));
-}
-
-// The compiler may assume that two addresses of one page are two objects, so
-// aliased memory is read and written through volatile.
-volatile uint8_t& ByteAt(DeviceAddress address, uint64_t offset = 0) {
-  return *At(address, offset).host_pointer<volatile uint8_t>();
-}
-
-class HostDriverTest : public ::testing::Test {
- protected:
-  DeviceAddress Reserve(uint64_t pages) {
-    const auto address =
-        driver_->ReserveAddress(Bytes(pages * kPageBytes), Bytes(0));
-    EXPECT_TRUE(address.ok()) << address.status();
-    return *address;
-  }
-  PageHandle CreatePage(uint64_t units = 1, DeviceId device = DeviceId(0)) {
-    const auto page = driver_->CreatePage(device, Bytes(units * kPageBytes));
-    EXPECT_TRUE(page.ok()) << page.status();
-    return *page;
-  }
-  std::vector<PageHandle> CreatePages(int count) {
-    std::vector<PageHandle> pages;
-    for (int i = 0; i < count; ++i) pages.push_back(CreatePage());
-    return pages;
-  }
-  absl::Status MapOne(DeviceAddress address, PageHandle page) {
-    return driver_->Map(address, {&page, 1});
-  }
-  uint64_t FreeBytes() {
-    return driver_->GetMemoryInfo(DeviceId(0))->free.value();
-  }
-
-  std::unique_ptr<HostDriver> driver_ = MakeDriver(SmallOptions());
-};
+using HostDriverTest = DriverFixture<HostDriver>;
 
 TEST(HostDriverOptionsTest, RefusesWhatCannotBeADevice) {
-  HostDriverOptions options = SmallOptions();
+  HostDriverOptions options = HostDriverTest::SmallOptions();
   options.device_count = 0;
   EXPECT_STATUS(kInvalidArgument, "device_count",
                 HostDriver::Create(options).status());
-  options = SmallOptions();
+  options = HostDriverTest::SmallOptions();
   options.memory_per_device = Bytes(0);
   EXPECT_STATUS(kInvalidArgument, "memory_per_device",
                 HostDriver::Create(options).status());
   for (const uint64_t granularity : {0u, 2048u, 12288u}) {
-    options = SmallOptions();
+    options = HostDriverTest::SmallOptions();
     options.granularity = Bytes(granularity);
     EXPECT_STATUS(kInvalidArgument, "granularity",
                   HostDriver::Create(options).status());
