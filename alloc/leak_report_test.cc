@@ -3,35 +3,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "alloc/testing/test_driver.h"
-#include "quire/alloc/runtime.h"
+#include "alloc/testing/runtime_fixture.h"
 
 namespace quire {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kPageBytes = KiB(64).value();
-
-class LeakReportTest : public ::testing::Test {
+class LeakReportTest : public RuntimeFixture {
  protected:
   LeakReportTest() {
-    HostDriverOptions driver_options;
-    driver_options.granularity = KiB(64);
-    driver_options.memory_per_device = MiB(8);
-    driver_options.device_count = 2;
-    auto driver = TestDriver::Create(driver_options);
-    EXPECT_TRUE(driver.ok()) << driver.status();
-    RuntimeOptions options;
-    options.page_size = KiB(64);
-    auto runtime = Runtime::Create(*std::move(driver), options);
-    EXPECT_TRUE(runtime.ok()) << runtime.status();
-    runtime_ = *std::move(runtime);
     llama_ = runtime_->owners()->Register("llama");
     weights_ = runtime_->owners()->Register("weights", llama_);
     kv_ = runtime_->owners()->Register("kv", llama_);
@@ -57,7 +41,6 @@ class LeakReportTest : public ::testing::Test {
   }
 
   AllocationSampler sampler_{{.interval = Bytes(0)}};
-  std::unique_ptr<Runtime> runtime_;
   OwnerId llama_;
   OwnerId weights_;
   OwnerId kv_;

@@ -8,14 +8,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "alloc/testing/test_driver.h"
-#include "quire/alloc/runtime.h"
+#include "alloc/testing/runtime_fixture.h"
 #include "quire/alloc/trace_formats.h"
 
 namespace quire {
@@ -25,23 +22,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Json = nlohmann::json;
 
-constexpr uint64_t kPageBytes = KiB(64).value();
-
-class MemorySnapshotTest : public ::testing::Test {
+class MemorySnapshotTest : public RuntimeFixture {
  protected:
-  MemorySnapshotTest() {
-    HostDriverOptions driver_options;
-    driver_options.granularity = KiB(64);
-    driver_options.memory_per_device = MiB(8);
-    driver_options.device_count = 2;
-    auto driver = TestDriver::Create(driver_options);
-    EXPECT_TRUE(driver.ok()) << driver.status();
-    RuntimeOptions options;
-    options.page_size = KiB(64);
-    options.limit = MiB(4);
-    auto runtime = Runtime::Create(*std::move(driver), options);
-    EXPECT_TRUE(runtime.ok()) << runtime.status();
-    runtime_ = *std::move(runtime);
+  MemorySnapshotTest() : RuntimeFixture({.limit = MiB(4)}) {
     weights_ = runtime_->owners()->Register("weights");
     kv_ = runtime_->owners()->Register("kv");
   }
@@ -68,7 +51,6 @@ class MemorySnapshotTest : public ::testing::Test {
   }
   Json Build() { return BuildMemorySnapshot(*runtime_, options_); }
 
-  std::unique_ptr<Runtime> runtime_;
   OwnerId weights_;
   OwnerId kv_;
   MemorySnapshotOptions options_;
