@@ -29,7 +29,7 @@ constexpr uint64_t kPageBytes = KiB(64).value();
 // use.
 class Viewer {
  public:
-  explicit Viewer(const PyTorchHistory& history) {
+  explicit Viewer(const PyTorchHistory& history) : history_(history) {
     for (const PyTorchSegment& segment : history.segments) {
       segments_[segment.address] = segment.size;
       for (const auto& [address, block] : segment.blocks) {
@@ -38,6 +38,19 @@ class Viewer {
     }
   }
 
+  // Event by event, the latest first, to the beginning of the history.
+  void UndoAll() {
+    Check();
+    for (auto event = history_.events.rbegin(); event != history_.events.rend();
+         ++event) {
+      Undo(*event);
+      Check();
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+  size_t blocks() const { return blocks_.size(); }
+
+ private:
   void Undo(const PyTorchEvent& event) {
     const std::string_view action = event.action;
     if (action == "alloc") {
@@ -64,9 +77,6 @@ class Viewer {
       ASSERT_LE(address + size, begin + length);
     }
   }
-  size_t blocks() const { return blocks_.size(); }
-
- private:
   void Unmap(uint64_t address, uint64_t size) {
     const auto next = segments_.upper_bound(address);
     ASSERT_NE(next, segments_.begin());
@@ -100,6 +110,7 @@ class Viewer {
     segments_[address] = size;
   }
 
+  const PyTorchHistory& history_;
   std::map<uint64_t, uint64_t> segments_;
   std::map<uint64_t, uint64_t> blocks_;
   uint64_t pending_ = 0;
@@ -204,13 +215,8 @@ TEST_F(PyTorchHistoryTest, UndoneToItsBeginningNothingIsLeft) {
   EXPECT_EQ(blocks, live_.size() + grown_pages_);
   EXPECT_GT(history.events.size(), 3000u);
   Viewer viewer(history);
-  viewer.Check();
-  for (auto event = history.events.rbegin(); event != history.events.rend();
-       ++event) {
-    viewer.Undo(*event);
-    viewer.Check();
-    if (HasFatalFailure()) return;
-  }
+  viewer.UndoAll();
+  if (HasFatalFailure()) return;
   EXPECT_EQ(viewer.blocks(), 0u);
 }
 
@@ -219,13 +225,7 @@ TEST_F(PyTorchHistoryTest, ATraceThatLostItsBeginningStillFits) {
   Work(3000);
   const PyTorchHistory history = BuildPyTorchHistory(Snapshot());
   EXPECT_GT(history.events.size(), 100u);
-  Viewer viewer(history);
-  for (auto event = history.events.rbegin(); event != history.events.rend();
-       ++event) {
-    viewer.Undo(*event);
-    viewer.Check();
-    if (HasFatalFailure()) return;
-  }
+  Viewer(history).UndoAll();
 }
 
 // Files may say anything.
@@ -277,13 +277,8 @@ TEST_F(PyTorchHistoryTest, WhatDoesNotFitIsLeftOut) {
       }
     }
     const PyTorchHistory history = BuildPyTorchHistory(bad);
-    Viewer viewer(history);
-    for (auto event = history.events.rbegin(); event != history.events.rend();
-         ++event) {
-      viewer.Undo(*event);
-      viewer.Check();
-      if (HasFatalFailure()) return;
-    }
+    Viewer(history).UndoAll();
+    if (HasFatalFailure()) return;
   }
   MemorySnapshot none = good;
   none.memory.page_size = Bytes(0);
