@@ -119,12 +119,7 @@ class Moment {
                                                     uint64_t size) {
     const auto end = CheckedAdd(address, size);
     if (!end || size == 0 || page_size_ == 0) return std::nullopt;
-    const auto next = blocks_.lower_bound(address);
-    if (next != blocks_.end() && next->first < *end) return std::nullopt;
-    if (next != blocks_.begin()) {
-      const auto& [before, last] = *std::prev(next);
-      if (before + last.size > address) return std::nullopt;
-    }
+    if (HasBlock(address, size)) return std::nullopt;
     const uint64_t first = address - address % page_size_;
     const uint64_t pages = (*end - 1 - first) / page_size_ + 1;
     page_changes_ += pages;
@@ -205,7 +200,7 @@ class Moment {
     if (!page->second.managed) {
       blocks_.erase(address);
       blocks->push_back(Base("alloc", event, address, page_size_));
-    } else if (UsesPage(address)) {
+    } else if (HasBlock(address, page_size_)) {
       return false;  // what is on it must be older
     }
     pages_.erase(page);
@@ -223,11 +218,10 @@ class Moment {
     }
     return true;
   }
-  bool UsesPage(uint64_t address) const {
+  // True if any block has part of the `size` bytes at an address.
+  bool HasBlock(uint64_t address, uint64_t size) const {
     const auto next = blocks_.lower_bound(address);
-    if (next != blocks_.end() && next->first - address < page_size_) {
-      return true;
-    }
+    if (next != blocks_.end() && next->first - address < size) return true;
     if (next == blocks_.begin()) return false;
     const auto& [before, block] = *std::prev(next);
     return before + block.size > address;
