@@ -45,8 +45,12 @@ class Item {
     }
     return Item(document_, *value, absl::StrCat(path_, ".", std::string(key)));
   }
-  absl::StatusOr<std::vector<Item>> Items() const {
+  absl::StatusOr<size_t> Size() const {
     if (document_->kind(value_) != Kind::kList) return Error("is no list");
+    return document_->items(value_).size();
+  }
+  absl::StatusOr<std::vector<Item>> Items() const {
+    QUIRE_RETURN_IF_ERROR(Size().status());
     const std::vector<Value>& values = document_->items(value_);
     std::vector<Item> items;
     items.reserve(values.size());
@@ -83,9 +87,10 @@ class SnapshotReader {
   explicit SnapshotReader(const Item& snapshot) : snapshot_(snapshot) {}
 
   absl::StatusOr<AllocationTrace> Read(std::optional<DeviceId> device) {
-    QUIRE_ASSIGN_OR_RETURN(const uint64_t index, ChooseDevice(device));
     QUIRE_ASSIGN_OR_RETURN(const Item traces, snapshot_.At("device_traces"));
     QUIRE_ASSIGN_OR_RETURN(const std::vector<Item> devices, traces.Items());
+    QUIRE_ASSIGN_OR_RETURN(const uint64_t index,
+                           ChooseDevice(traces, devices, device));
     QUIRE_ASSIGN_OR_RETURN(const std::vector<Item> events,
                            devices[index].Items());
     for (const Item& event : events) {
@@ -96,9 +101,9 @@ class SnapshotReader {
   }
 
  private:
-  absl::StatusOr<uint64_t> ChooseDevice(std::optional<DeviceId> wanted) const {
-    QUIRE_ASSIGN_OR_RETURN(const Item traces, snapshot_.At("device_traces"));
-    QUIRE_ASSIGN_OR_RETURN(const std::vector<Item> devices, traces.Items());
+  static absl::StatusOr<uint64_t> ChooseDevice(const Item& traces,
+                                               const std::vector<Item>& devices,
+                                               std::optional<DeviceId> wanted) {
     if (wanted) {
       const auto index = static_cast<uint64_t>(wanted->value());
       if (wanted->value() >= 0 && index < devices.size()) return index;
@@ -108,9 +113,8 @@ class SnapshotReader {
     }
     std::optional<uint64_t> found;
     for (uint64_t i = 0; i < devices.size(); ++i) {
-      QUIRE_ASSIGN_OR_RETURN(const std::vector<Item> events,
-                             devices[i].Items());
-      if (events.empty()) continue;
+      QUIRE_ASSIGN_OR_RETURN(const size_t events, devices[i].Size());
+      if (events == 0) continue;
       if (found) {
         return traces.Error(absl::StrCat("has events of devices ", *found,
                                          " and ", i, ": choose one"));
