@@ -1,23 +1,14 @@
 #include "quire/alloc/allocation_trace.h"
 
 #include <algorithm>
-#include <limits>
 #include <set>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "alloc/saturating.h"
 
 namespace quire {
 namespace {
-
-constexpr Bytes kMostBytes{std::numeric_limits<uint64_t>::max()};
-
-void AddSaturating(Bytes more, Bytes* sum) {
-  *sum = CheckedAdd(*sum, more).value_or(kMostBytes);
-}
-void SubtractSaturating(Bytes less, Bytes* sum) {
-  *sum = CheckedSubtract(*sum, less).value_or(Bytes(0));
-}
 
 bool Begins(AllocationAction action) {
   return action == AllocationAction::kLive ||
@@ -61,14 +52,14 @@ AllocationTraceSummary SummarizeAllocationTrace(const AllocationTrace& trace) {
       case AllocationAction::kAllocate:
         ++summary.allocations;
         live[event.allocation] = event.size;
-        AddSaturating(event.size, &requested);
+        requested = SaturatingAdd(requested, event.size);
         summary.largest = std::max(summary.largest, event.size);
         break;
       case AllocationAction::kFree: {
         ++summary.frees;
         // Frees need not say the size.
         const auto ended = live.find(event.allocation);
-        SubtractSaturating(ended->second, &requested);
+        requested = SaturatingSubtract(requested, ended->second);
         live.erase(ended);
         break;
       }
@@ -76,10 +67,10 @@ AllocationTraceSummary SummarizeAllocationTrace(const AllocationTrace& trace) {
         ++summary.failures;
         break;
       case AllocationAction::kReserve:
-        AddSaturating(event.size, &reserved);
+        reserved = SaturatingAdd(reserved, event.size);
         break;
       case AllocationAction::kRelease:
-        SubtractSaturating(event.size, &reserved);
+        reserved = SaturatingSubtract(reserved, event.size);
         break;
       case AllocationAction::kRecordStream:
       case AllocationAction::kMark:

@@ -1,21 +1,15 @@
 #include "quire/alloc/leak_report.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "alloc/saturating.h"
 
 namespace quire {
 namespace {
-
-constexpr Bytes kMostBytes{std::numeric_limits<uint64_t>::max()};
-
-void Add(Bytes more, Bytes* sum) {
-  *sum = CheckedAdd(*sum, more).value_or(kMostBytes);
-}
 
 // What one owner holds on one device.
 struct Held {
@@ -32,7 +26,8 @@ std::map<OwnerId, Held> CollectHeld(const DeviceMemory& memory,
   }
   for (const DeviceMemory::PageMapEntry& page : memory.CalculatePageMap()) {
     if (page.cooling || allocator.Manages(page.address)) continue;
-    Add(memory.page_size(), &held[page.owner].pages);
+    Bytes& pages = held[page.owner].pages;
+    pages = SaturatingAdd(pages, memory.page_size());
   }
   return held;
 }
@@ -46,7 +41,7 @@ std::vector<LeakReport::Group> GroupBySize(
     group.size = allocation.requested;
     group.stream = allocation.stream;
     ++group.count;
-    Add(allocation.requested, &group.total);
+    group.total = SaturatingAdd(group.total, allocation.requested);
   }
   std::vector<LeakReport::Group> sorted;
   for (const auto& [key, group] : groups) sorted.push_back(group);
@@ -109,7 +104,8 @@ std::vector<LeakReport> FindLeaks(Runtime& runtime,
       report.device = device;
       report.allocations = held.allocations.size();
       for (const AllocationInfo& allocation : held.allocations) {
-        Add(allocation.requested, &report.requested);
+        report.requested =
+            SaturatingAdd(report.requested, allocation.requested);
       }
       report.pages = held.pages;
       report.groups = GroupBySize(held.allocations, options.groups);

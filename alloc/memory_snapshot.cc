@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "alloc/memory_snapshot_data.h"
+#include "alloc/saturating.h"
 #include "alloc/snapshot_timeline.h"
 
 namespace quire {
@@ -52,8 +53,7 @@ std::map<uint32_t, Holding> CollectHoldings(
     Holding& holding = holdings[allocation.owner.value()];
     holding.allocates = true;
     holding.requested =
-        CheckedAdd(holding.requested, allocation.requested.value())
-            .value_or(UINT64_MAX);
+        SaturatingAdd(holding.requested, allocation.requested.value());
   }
   return holdings;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "alloc/saturating.h"
+
 namespace quire {
 namespace {
 
@@ -29,8 +31,7 @@ Change ChangeOf(TraceAction action) {
 
 // Traces may have lost events, so a sum may seem to fall below zero.
 void Move(uint64_t* sum, uint64_t size, bool up) {
-  *sum = up ? CheckedAdd(*sum, size).value_or(UINT64_MAX)
-            : CheckedSubtract(*sum, size).value_or(0);
+  *sum = up ? SaturatingAdd(*sum, size) : SaturatingSubtract(*sum, size);
 }
 
 // Follows every owner, event by event.

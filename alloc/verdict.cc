@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "alloc/saturating.h"
 
 namespace quire {
 namespace {
@@ -12,14 +13,6 @@ namespace {
 constexpr size_t kOwnersInMessage = 4;
 constexpr size_t kStreamsInMessage = 4;
 constexpr size_t kEventsInMessage = 3;
-
-uint64_t SaturatingSubtract(Bytes a, Bytes b) {
-  return CheckedSubtract(a.value(), b.value()).value_or(0);
-}
-
-Bytes SaturatingAdd(Bytes a, Bytes b) {
-  return CheckedAdd(a, b).value_or(Bytes(UINT64_MAX));
-}
 
 // ---- Decision ---------------------------------------------------------------
 
@@ -30,18 +23,18 @@ struct Decision {
 
 // What could be had now, as far as the pool goes.
 Bytes FreeOf(const ShortageFacts& facts, Bytes device_free) {
-  const Bytes growable(SaturatingSubtract(facts.limit, facts.in_use));
+  const Bytes growable = SaturatingSubtract(facts.limit, facts.in_use);
   return SaturatingAdd(facts.cached, std::min(growable, device_free));
 }
 
 Decision BlameOwner(const ShortageFacts& facts) {
   const OwnerShortage& owner = *facts.owner_limit;
-  const Bytes room(SaturatingSubtract(owner.limit, owner.live));
+  const Bytes room = SaturatingSubtract(owner.limit, owner.live);
   return {ShortageKind::kLimit,
           "owner " + owner.owner + " has " + FormatBytes(owner.live) +
               " of its limit of " + FormatBytes(owner.limit) +
               ": raise that by at least " +
-              FormatBytes(Bytes(SaturatingSubtract(facts.requested, room))) +
+              FormatBytes(SaturatingSubtract(facts.requested, room)) +
               ", or free something of it"};
 }
 
@@ -86,10 +79,10 @@ std::optional<Decision> FindFragmentation(const ShortageFacts& facts,
 // was refused to this owner, then what is only held for now, then who holds the
 // rest.
 Decision Decide(const ShortageFacts& facts, Bytes device_free) {
-  const Bytes growable(SaturatingSubtract(facts.limit, facts.in_use));
+  const Bytes growable = SaturatingSubtract(facts.limit, facts.in_use);
   const Bytes free = FreeOf(facts, device_free);
-  const Bytes missing(SaturatingSubtract(facts.requested, free));
-  const uint64_t held_by_others = SaturatingSubtract(
+  const Bytes missing = SaturatingSubtract(facts.requested, free);
+  const Bytes held_by_others = SaturatingSubtract(
       facts.device_total, SaturatingAdd(facts.device_free, facts.in_use));
   if (facts.requested > facts.device_total) {
     return {ShortageKind::kCapacity,
@@ -128,21 +121,20 @@ Decision Decide(const ShortageFacts& facts, Bytes device_free) {
   }
   const bool limit_is_honoured = device_free >= growable;
   if (limit_is_honoured &&
-      SaturatingSubtract(device_free, growable) >= missing.value()) {
+      SaturatingSubtract(device_free, growable) >= missing) {
     return {ShortageKind::kLimit, "the device has " + FormatBytes(device_free) +
                                       " free: raise the limit by at least " +
                                       FormatBytes(missing)};
   }
-  if (SaturatingSubtract(FreeOf(facts, facts.device_free), free) >=
-      missing.value()) {
+  if (SaturatingSubtract(FreeOf(facts, facts.device_free), free) >= missing) {
     return {ShortageKind::kLimit,
             "a headroom of " + FormatBytes(facts.headroom) +
                 " is left to the display and other processes: lower it, or "
                 "free something of theirs"};
   }
-  if (held_by_others >= missing.value()) {
+  if (held_by_others >= missing) {
     return {ShortageKind::kOtherProcess,
-            FormatBytes(Bytes(held_by_others)) +
+            FormatBytes(held_by_others) +
                 " of the device are held outside this pool: stop the other "
                 "process or move to another device"};
   }
@@ -235,8 +227,8 @@ std::string OutOfMemoryVerdict::ToString() const {
 }
 
 OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts) {
-  const Bytes device_free(
-      SaturatingSubtract(facts.device_free, facts.headroom));
+  const Bytes device_free =
+      SaturatingSubtract(facts.device_free, facts.headroom);
   OutOfMemoryVerdict verdict;
   verdict.requested = facts.requested;
   verdict.free = std::min(FreeOf(facts, device_free), facts.allowance);
