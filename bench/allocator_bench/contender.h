@@ -8,10 +8,12 @@
 #define QUIRE_BENCH_ALLOCATOR_BENCH_CONTENDER_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "bench/allocator_bench/timing.h"
 #include "bench/allocator_bench/workload.h"
 #include "quire/alloc/allocator.h"
 
@@ -102,6 +104,20 @@ bool RunOperations(Contender& contender,
     }
   }
   return ok;
+}
+
+// Runs them and gives the nanoseconds of one, of this thread's processor time.
+// Nullopt where one failed.
+template <typename Contender>
+std::optional<double> TimeOperations(Contender& contender,
+                                     const std::vector<Operation>& operations,
+                                     std::vector<uint64_t>* table) {
+  const uint64_t start = ThreadNanoseconds();
+  const bool ok = RunOperations(contender, operations, table);
+  const uint64_t end = ThreadNanoseconds();
+  if (!ok) return std::nullopt;
+  return static_cast<double>(end - start) /
+         static_cast<double>(operations.size());
 }
 
 }  // namespace quire

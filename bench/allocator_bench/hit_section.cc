@@ -16,9 +16,6 @@
 namespace quire {
 namespace {
 
-constexpr uint32_t kAllocations = 7200;
-constexpr uint32_t kMixed = 14400;
-constexpr SizeRange kSizes = {256, 1 << 20};
 constexpr int kWarmUpCycles = 3;
 
 struct Phase {
@@ -37,18 +34,13 @@ template <typename Contender>
 absl::Status RunCycle(Contender& contender, const std::vector<Phase>& phases,
                       std::vector<uint64_t>* table, Results* results) {
   for (size_t i = 0; i < phases.size(); ++i) {
-    const uint64_t start = ThreadNanoseconds();
-    const bool ok = RunOperations(contender, *phases[i].operations, table);
-    const uint64_t end = ThreadNanoseconds();
-    if (!ok) {
+    const std::optional<double> nanoseconds =
+        TimeOperations(contender, *phases[i].operations, table);
+    if (!nanoseconds) {
       return absl::InternalError(
           absl::StrFormat("an operation failed in phase %s", phases[i].name));
     }
-    if (results != nullptr) {
-      results->nanoseconds[i].push_back(
-          static_cast<double>(end - start) /
-          static_cast<double>(phases[i].operations->size()));
-    }
+    if (results != nullptr) results->nanoseconds[i].push_back(*nanoseconds);
   }
   return absl::OkStatus();
 }
@@ -58,8 +50,7 @@ absl::Status RunCycle(Contender& contender, const std::vector<Phase>& phases,
 absl::StatusOr<Section> MeasureHits(const BenchOptions& options) {
   PinThread(AllowedProcessors().front());
   const PhasedWorkload workload =
-      MakePhasedWorkload(kAllocations / options.divisor,
-                         kMixed / options.divisor, kSizes, options.seed);
+      MakeHitWorkload(options.divisor, options.seed);
   const std::vector<Phase> phases = {{"allocate", &workload.allocate, 50, 15},
                                      {"mixed", &workload.mixed, 60, 25},
                                      {"free", &workload.free, 50, 15}};

@@ -34,14 +34,10 @@ struct Costs {
 template <typename Contender>
 absl::Status Run(Contender& contender, const std::vector<Operation>& operations,
                  std::vector<uint64_t>* table, std::vector<double>* costs) {
-  const uint64_t start = ThreadNanoseconds();
-  const bool ok = RunOperations(contender, operations, table);
-  const uint64_t end = ThreadNanoseconds();
-  if (!ok) return absl::InternalError("an operation failed");
-  if (costs != nullptr) {
-    costs->push_back(static_cast<double>(end - start) /
-                     static_cast<double>(operations.size()));
-  }
+  const std::optional<double> nanoseconds =
+      TimeOperations(contender, operations, table);
+  if (!nanoseconds) return absl::InternalError("an operation failed");
+  if (costs != nullptr) costs->push_back(*nanoseconds);
   return absl::OkStatus();
 }
 

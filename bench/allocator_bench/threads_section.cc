@@ -18,9 +18,6 @@
 namespace quire {
 namespace {
 
-constexpr uint32_t kAllocations = 7200;
-constexpr uint32_t kMixed = 14400;
-constexpr SizeRange kSizes = {256, 1 << 20};
 // A thread is new, so that it fills its cache first.
 constexpr int kWarmUpCycles = 2;
 // Long against the time that threads need to start together.
@@ -131,8 +128,7 @@ absl::StatusOr<Section> MeasureTwoThreads(const BenchOptions& options) {
       "throughput by the clock on the wall, so other programs on the machine "
       "lower it; cost by the threads' processor time";
   const PhasedWorkload workload =
-      MakePhasedWorkload(kAllocations / options.divisor,
-                         kMixed / options.divisor, kSizes, options.seed);
+      MakeHitWorkload(options.divisor, options.seed);
   QUIRE_ASSIGN_OR_RETURN(const auto device, BenchDevice::Create(GiB(64)));
   QUIRE_ASSIGN_OR_RETURN(const StreamId first, device->CreateStream());
   QUIRE_ASSIGN_OR_RETURN(const StreamId second, device->CreateStream());

@@ -67,6 +67,11 @@ PhasedWorkload MakePhasedWorkload(uint32_t allocations, uint32_t mixed,
   return workload;
 }
 
+PhasedWorkload MakeHitWorkload(uint32_t divisor, uint64_t seed) {
+  return MakePhasedWorkload(7200 / divisor, 14400 / divisor, {256, 1 << 20},
+                            seed);
+}
+
 ChurnWorkload MakeChurnWorkload(uint32_t live, uint32_t pairs, SizeRange sizes,
                                 uint64_t seed) {
   std::mt19937_64 random(seed);

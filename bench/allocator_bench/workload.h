@@ -40,6 +40,9 @@ struct PhasedWorkload {
 };
 PhasedWorkload MakePhasedWorkload(uint32_t allocations, uint32_t mixed,
                                   SizeRange sizes, uint64_t seed);
+// The one of 7200 allocations and 14400 operations in random order, of 256 B to
+// 1 MiB, with `divisor` times fewer of both.
+PhasedWorkload MakeHitWorkload(uint32_t divisor, uint64_t seed);
 
 // `live` allocations; then `pairs` times one of them, drawn at random, is freed
 // and another takes its place; then all are freed, in random order.
