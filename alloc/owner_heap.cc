@@ -3,20 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
-#include <string>
-#include <tuple>
 #include <utility>
 
-#include "absl/strings/str_format.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
-
-void SetInherits(Block block, bool inherits) {
-  AtomicSlotRecord& record = block.record();
-  record.store(record.load().WithInherits(inherits));
-}
 
 // How much longer than a request a range may be: a part of the request. Pages
 // that are kept for graphs serve nothing else, so there it may be as long
@@ -66,16 +58,15 @@ void OwnerHeap::SetAsleep(bool asleep) {
                        memory_->PageAt(span->range, PageCount(0)));
     }
     if (!span->tail.none()) {
-      const uint64_t slot = (span->head.none() ? 0 : 1) + span->whole_pages;
-      seams_.SetHandle(span->tail.page,
-                       memory_->PageAt(span->range, PageCount(slot)));
+      seams_.SetHandle(
+          span->tail.page,
+          memory_->PageAt(span->range, PageCount(span->slots_of_pages() - 1)));
     }
   }
 }
 
 uint64_t OwnerHeap::pinned_bytes() const {
-  if (asleep_) return 0;
-  if (kept_for_graphs_) return 0;
+  if (asleep_ || kept_for_graphs_) return 0;
   const HeapAccounts now = accounts();
   return now.mapped_bytes - now.held_bytes - reclaimable_pages() * page_bytes_;
 }
@@ -91,13 +82,18 @@ Bytes OwnerHeap::LargestRoom() const {
 
 // ---- Streams ----------------------------------------------------------------
 
+OwnerHeap::FreeLists::const_iterator OwnerHeap::FreeListPosition(
+    StreamId stream) const {
+  return std::lower_bound(
+      free_lists_.begin(), free_lists_.end(), stream,
+      [](const auto& list, StreamId id) { return list->stream() < id; });
+}
+
 StreamFreeList* OwnerHeap::FindFreeList(StreamId stream) {
   if (recent_list_ != nullptr && recent_list_->stream() == stream) {
     return recent_list_;
   }
-  const auto position = std::lower_bound(
-      free_lists_.begin(), free_lists_.end(), stream,
-      [](const auto& list, StreamId id) { return list->stream() < id; });
+  const auto position = FreeListPosition(stream);
   if (position == free_lists_.end() || (*position)->stream() != stream) {
     return nullptr;
   }
@@ -107,9 +103,7 @@ StreamFreeList* OwnerHeap::FindFreeList(StreamId stream) {
 
 StreamFreeList* OwnerHeap::MakeFreeList(StreamId stream) {
   if (StreamFreeList* const list = FindFreeList(stream)) return list;
-  const auto position = std::lower_bound(
-      free_lists_.begin(), free_lists_.end(), stream,
-      [](const auto& list, StreamId id) { return list->stream() < id; });
+  const auto position = FreeListPosition(stream);
   recent_list_ = free_lists_
                      .insert(position, std::make_unique<StreamFreeList>(
                                            memory_->driver(), memory_->device(),
@@ -252,7 +246,7 @@ Block OwnerHeap::Take(Span* span) {
   const Block block = {span, span->free_slots.Take(&order_)};
   if (span->free_slots.free_count() == 0) RemovePartial(span);
   free_bytes_ -= span->slot_size;
-  SetInherits(block, false);
+  block.SetInherits(false);
   return block;
 }
 
@@ -287,8 +281,9 @@ Span* OwnerHeap::FindParked(uint64_t bytes, Bytes alignment) const {
 
 Block OwnerHeap::TakeParked(Span* span) {
   Unpark(span);
-  SetInherits({span, 0}, false);
-  return {span, 0};
+  const Block block = {span, 0};
+  block.SetInherits(false);
+  return block;
 }
 
 void OwnerHeap::Revive(Block block) {
@@ -297,7 +292,7 @@ void OwnerHeap::Revive(Block block) {
   --slab->cooling;
   cooling_bytes_ -= slab->slot_size;
   if (!slab->large()) --states_[slab->size_class].idle_slots;
-  SetInherits(block, true);
+  block.SetInherits(true);
 }
 
 absl::Status OwnerHeap::AddSlab(int size_class, uint64_t pages) {
@@ -322,116 +317,15 @@ uint64_t OwnerHeap::FirstSlabBytes(int size_class) const {
 }
 
 absl::Status OwnerHeap::AddFirstSlab(int size_class) {
-  QUIRE_ASSIGN_OR_RETURN(
-      Span* const span,
-      AddSeamSpan(FirstSlabBytes(size_class), kDefaultAlignment, {}));
+  return AddSeamSlab(size_class, FirstSlabBytes(size_class)).status();
+}
+
+absl::StatusOr<Span*> OwnerHeap::AddSeamSlab(int size_class, uint64_t bytes) {
+  QUIRE_ASSIGN_OR_RETURN(Span* const span,
+                         AddSeamSpan(bytes, kDefaultAlignment, {}));
   SetSlab(span, size_class);
   total_->UpdatePeak();
-  return absl::OkStatus();
-}
-
-SeamPlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment) const {
-  return seams_.Plan(bytes, alignment.value() <= kSeamBytes);
-}
-
-absl::StatusOr<Span*> OwnerHeap::AddSeamSpan(
-    uint64_t bytes, Bytes alignment, std::span<const PageHandle> donated) {
-  SeamPlan plan = PlanLarge(bytes, alignment);
-  std::vector<PageHandle> pages(plan.slots());
-  if (!plan.head.none()) pages.front() = seams_.HandleOf(plan.head.page);
-  if (!plan.tail.none() && !plan.tail_is_new) {
-    pages.back() = seams_.HandleOf(plan.tail.page);
-  }
-  std::copy(donated.begin(), donated.end(),
-            pages.begin() + (plan.head.none() ? 0 : 1));
-  QUIRE_ASSIGN_OR_RETURN(AddressRange* const range,
-                         memory_->TryMakeRange(owner_, alignment, pages));
-  const uint64_t before = MappedPages();
-  seams_.Place(&plan);
-  if (plan.tail_is_new) {
-    seams_.SetHandle(plan.tail.page,
-                     memory_->PageAt(range, PageCount(plan.slots() - 1)));
-  }
-  Span* const span = AddSpan(range);
-  span->base += plan.head.offset;
-  span->head = plan.head;
-  span->tail = plan.tail;
-  span->whole_pages = plan.whole_pages;
-  span_pages_ += plan.whole_pages;
-  CountMapped(before);
   return span;
-}
-
-absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment,
-                                          StreamId stream, uint64_t prepared,
-                                          uint64_t* missing) {
-  const SeamPlan plan = PlanLarge(bytes, alignment);
-  *missing = plan.new_pages() - std::min(plan.new_pages(), prepared);
-  StreamFreeList* const list = FindFreeList(stream);
-  std::vector<Donation> donations;
-  std::vector<PageHandle> donated;
-  if (*missing > 0 && list != nullptr) {
-    // The rest of a new page at the end may serve any stream.
-    donations = FindDonations(list, std::min(*missing, plan.whole_pages));
-    for (const Donation& donation : donations) {
-      const uint64_t end =
-          (donation.donor->head.none() ? 0 : 1) + donation.donor->whole_pages;
-      for (uint64_t i = end - donation.pages; i < end; ++i) {
-        donated.push_back(memory_->PageAt(donation.donor->range, PageCount(i)));
-      }
-    }
-    *missing -= donated.size();
-  }
-  QUIRE_ASSIGN_OR_RETURN(Span* const span,
-                         AddSeamSpan(bytes, alignment, donated));
-  SetLarge(span, bytes);
-  span->last_slot_size = bytes;
-  span->last_slot_count = 1;
-  SetInherits({span, 0}, !donations.empty());
-  for (const Donation& donation : donations) Donate(list, donation);
-  total_->UpdatePeak();
-  return Block{span, 0};
-}
-
-std::vector<OwnerHeap::Donation> OwnerHeap::FindDonations(StreamFreeList* list,
-                                                          uint64_t wanted) {
-  std::vector<Donation> donations;
-  const auto consider = [&](Span* donor) {
-    const uint64_t pages = std::min(donor->whole_pages, wanted);
-    if (pages == 0) return;
-    // Where the driver records no fence, the range must stay as it is.
-    std::optional<Fence> fence = list->FenceOf(donor);
-    if (!fence) return;
-    donations.push_back({donor, pages, *std::move(fence)});
-    wanted -= pages;
-  };
-  // The smallest that has them all, else the largest first: as few as possible.
-  const auto& ranges = list->ranges().spans();
-  const auto enough = ranges.lower_bound(wanted * page_bytes_);
-  if (enough != ranges.end()) consider(*enough);
-  for (auto range = ranges.rbegin(); range != ranges.rend() && wanted > 0;
-       ++range) {
-    if (donations.empty() || donations.front().donor != *range) {
-      consider(*range);
-    }
-  }
-  return donations;
-}
-
-void OwnerHeap::Donate(StreamFreeList* list, const Donation& donation) {
-  Span* const donor = donation.donor;
-  list->RemoveRange(donor);
-  if (donation.pages == donor->whole_pages) {
-    Release(donor, donation.fence);
-    return;
-  }
-  Revive({donor, 0});
-  Shrink(
-      donor,
-      donor->head.length + (donor->whole_pages - donation.pages) * page_bytes_,
-      donation.fence);
-  Cool({donor, 0});
-  list->Push({donor, 0});
 }
 
 // ---- Giving back ------------------------------------------------------------
@@ -524,161 +418,6 @@ void OwnerHeap::Release(Span* span, const Fence& fence) {
   spans_->Remove(span);
   CountMapped(before);
   memory_->ReleaseRange(range, fence);
-}
-
-void OwnerHeap::EndPiece(const SeamPiece& piece, const Fence& fence) {
-  if (piece.none() || !seams_.Unmap(piece)) return;
-  if (fence.IsComplete().value_or(false)) {
-    seams_.EndUse(piece);
-  } else {
-    endings_.push_back({fence, piece});
-  }
-}
-
-void OwnerHeap::PollEndings() {
-  std::erase_if(endings_, [this](const Ending& ending) {
-    if (!ending.fence.IsComplete().value_or(false)) return false;
-    seams_.EndUse(ending.piece);
-    return true;
-  });
-}
-
-void OwnerHeap::Shrink(Span* span, uint64_t bytes, const Fence& fence) {
-  const uint64_t before = MappedPages();
-  const uint64_t first_slot = span->head.none() ? 0 : 1;
-  const uint64_t whole_bytes = bytes - std::min(bytes, span->head.length);
-  const uint64_t kept = std::min(span->whole_pages,
-                                 (whole_bytes + page_bytes_ - 1) / page_bytes_);
-  const uint64_t whole_end =
-      span->head.length + span->whole_pages * page_bytes_;
-  const bool keeps_tail = !span->tail.none() && bytes > whole_end;
-  if (keeps_tail || span->slot_size == bytes) return;
-  uint64_t dropped = span->whole_pages - kept;
-  if (!span->tail.none()) ++dropped;
-  if (dropped == 0) return;
-  // An error means that the driver keeps the pages: they are not ours any more.
-  (void)memory_->Decommit(span->range, PageCount(first_slot + kept),
-                          PageCount(dropped), fence);
-  EndPiece(span->tail, fence);
-  span->tail = SeamPiece();
-  span_pages_ -= span->whole_pages - kept;
-  span->whole_pages = kept;
-  const uint64_t left = span->head.length + kept * page_bytes_;
-  span_bytes_ -= span->slot_size - left;
-  span->SetSlots(left, 1);
-  span->last_slot_size = left;
-  CountMapped(before);
-}
-
-// ---- Checks -----------------------------------------------------------------
-
-absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
-  const auto broken = [&span](const std::string& what) {
-    return absl::InternalError(absl::StrFormat(
-        "span of %u bytes at %#x: %s", span.capacity(), span.base, what));
-  };
-  if (spans_->Find(span.address()) != &span) {
-    return broken("not found by its address");
-  }
-  if (span.host != nullptr) {
-    ++sums->guests;
-    return CheckGuest(span);
-  }
-  sums->hosted += span.guests;
-  const uint64_t slots = span.whole_pages + (span.head.none() ? 0 : 1) +
-                         (span.tail.none() ? 0 : 1);
-  if (!asleep_ &&
-      memory_->CommittedPages(span.range, PageCount(0), span.range->pages()) !=
-          PageCount(slots)) {
-    return broken("so many pages are not committed");
-  }
-  sums->span_pages += span.whole_pages;
-  sums->span_bytes += span.capacity();
-  sums->cooling += span.cooling * span.slot_size;
-  if (span.reclaimable()) sums->reclaimable += span.whole_pages;
-  if (span.empty()) sums->free_pages += span.whole_pages;
-  const uint64_t room =
-      span.head.length + span.whole_pages * page_bytes_ + span.tail.length;
-  if (span.large()) {
-    if (span.slot_count != 1 || span.slot_size != room) {
-      return broken("its pages are of another length");
-    }
-    if (span.parked != parked_.spans().contains(const_cast<Span*>(&span))) {
-      return broken("its place among the parked ranges is wrong");
-    }
-    if (span.parked) sums->free += span.slot_size;
-    if (span.cooling > 1 || (span.parked && span.cooling > 0)) {
-      return broken("cools more than once");
-    }
-    return absl::OkStatus();
-  }
-  if (span.capacity() > room) return broken("its slots do not fit");
-  if (span.free_slots.CalculateFree() != span.free_slots.free_count() ||
-      span.free_slots.size() != span.slot_count) {
-    return broken("its free slots are miscounted");
-  }
-  sums->slack += room - span.capacity();
-  sums->free += span.free_slots.free_count() * span.slot_size;
-  ++sums->slabs;
-  for (uint32_t i = 0; i < span.slot_count; ++i) {
-    if (span.free_slots.IsFree(i) &&
-        span.records[i].load().use() == SlotUse::kLive) {
-      return broken(absl::StrFormat("slot %u is free and live", i));
-    }
-  }
-  const std::vector<Span*>& partial = states_[span.size_class].partial;
-  const bool listed = span.list_position != SIZE_MAX;
-  if (listed != (span.free_slots.free_count() > 0) ||
-      (listed && (span.list_position >= partial.size() ||
-                  partial[span.list_position] != &span))) {
-    return broken("its place in the list of its class is wrong");
-  }
-  sums->idle_slots[span.size_class] +=
-      span.free_slots.free_count() + span.cooling;
-  sums->empty_slabs[span.size_class] += span.out() == 0 ? 1 : 0;
-  ++sums->slabs_of[span.size_class];
-  return absl::OkStatus();
-}
-
-absl::Status OwnerHeap::CheckInvariants() const {
-  QUIRE_RETURN_IF_ERROR(seams_.CheckInvariants());
-  Sums sums;
-  sums.idle_slots.resize(states_.size());
-  sums.empty_slabs.resize(states_.size());
-  sums.slabs_of.resize(states_.size());
-  for (const Span* const span : spans_->spans()) {
-    if (span == nullptr || span->heap != this) continue;
-    QUIRE_RETURN_IF_ERROR(CheckSpan(*span, &sums));
-  }
-  for (const auto& [what, walked, kept] :
-       {std::tuple{"whole pages", sums.span_pages, span_pages_},
-        {"bytes of spans", sums.span_bytes, span_bytes_},
-        {"free bytes", sums.free, free_bytes_},
-        {"cooling bytes", sums.cooling, cooling_bytes_},
-        {"slack at the ends of slabs", sums.slack, slab_slack_bytes_},
-        {"slabs", sums.slabs, slabs_},
-        {"reclaimable pages", sums.reclaimable, reclaimable_pages_},
-        {"free pages", sums.free_pages, free_pages_},
-        {"guests of slabs", sums.guests, sums.hosted}}) {
-    if (walked == kept) continue;
-    return absl::InternalError(absl::StrFormat(
-        "heap of owner %u: %s is %u by walking the spans, %u by the accounts",
-        owner_.value(), what, walked, kept));
-  }
-  for (size_t i = 0; i < states_.size(); ++i) {
-    const ClassState& state = states_[i];
-    if (sums.idle_slots[i] != state.idle_slots ||
-        sums.slabs_of[i] != state.slabs ||
-        sums.empty_slabs[i] != state.empty_slabs || state.empty_slabs > 1 ||
-        (state.empty_slabs == 1 && state.partial.front()->out() > 0)) {
-      return absl::InternalError(absl::StrFormat(
-          "heap of owner %u, class %u: %u idle slots (%u walked), %u empty "
-          "slabs (%u walked), or the empty one is not the first",
-          owner_.value(), i, state.idle_slots, sums.idle_slots[i],
-          state.empty_slabs, sums.empty_slabs[i]));
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace quire

@@ -121,9 +121,8 @@ class OwnerHeap {
 
   // What was freed on streams and may still be in use there. In order of
   // stream.
-  const std::vector<std::unique_ptr<StreamFreeList>>& free_lists() const {
-    return free_lists_;
-  }
+  using FreeLists = std::vector<std::unique_ptr<StreamFreeList>>;
+  const FreeLists& free_lists() const { return free_lists_; }
   void DropEmptyFreeLists();
   // Null where nothing that was freed on the stream is cooling.
   StreamFreeList* FindFreeList(StreamId stream);
@@ -220,28 +219,12 @@ class OwnerHeap {
     Fence fence;
     SeamPiece piece;
   };
-  // What a walk over all spans adds up.
-  struct Sums {
-    uint64_t span_pages = 0;
-    uint64_t span_bytes = 0;
-    uint64_t free = 0;
-    uint64_t cooling = 0;
-    uint64_t slack = 0;
-    uint64_t slabs = 0;
-    uint64_t reclaimable = 0;
-    uint64_t free_pages = 0;
-    uint64_t guests = 0;
-    uint64_t hosted = 0;
-    std::vector<uint64_t> idle_slots;
-    std::vector<uint64_t> empty_slabs;
-    std::vector<uint64_t> slabs_of;
-  };
 
+  // Where the list of the stream stands, or would.
+  FreeLists::const_iterator FreeListPosition(StreamId stream) const;
   Span* AddSpan(AddressRange* range);
-  // A span with ends in seam pages and no slots yet. `pages` names the whole
-  // pages that are not to be prepared ones.
-  absl::StatusOr<Span*> AddSeamSpan(uint64_t bytes, Bytes alignment,
-                                    std::span<const PageHandle> donated);
+  // A slab with ends in seam pages.
+  absl::StatusOr<Span*> AddSeamSlab(int size_class, uint64_t bytes);
   uint64_t RoomOf(const Span& span) const {
     return span.head.length + span.whole_pages * page_bytes_ + span.tail.length;
   }
@@ -255,8 +238,24 @@ class OwnerHeap {
   // another one.
   void KeepOrPark(Span* slab);
   Block Take(Span* span);
+  uint64_t MappedPages() const { return span_pages_ + seams_.page_count(); }
   // After every change of pages: `before` is MappedPages() as it was.
   void CountMapped(uint64_t before);
+  // The span begins, or ends, to be reclaimable.
+  void BecomeIdle(const Span& span);
+  void BecomeBusy(const Span& span);
+  void AddPartial(Span* slab);
+  void RemovePartial(Span* slab);
+  void MoveToFront(Span* slab);
+  static Span* HostOf(Span* span) {
+    return span->host != nullptr ? span->host : span;
+  }
+
+  // ---- owner_heap_large.cc ----
+  // A span with ends in seam pages and no slots yet. Its first whole pages are
+  // the donated ones, the others prepared.
+  absl::StatusOr<Span*> AddSeamSpan(uint64_t bytes, Bytes alignment,
+                                    std::span<const PageHandle> donated);
   // Pages that a cooling range gives to another one of its stream: its last
   // whole ones.
   struct Donation {
@@ -266,15 +265,10 @@ class OwnerHeap {
   };
   std::vector<Donation> FindDonations(StreamFreeList* list, uint64_t wanted);
   void Donate(StreamFreeList* list, const Donation& donation);
-  uint64_t MappedPages() const { return span_pages_ + seams_.page_count(); }
   // A piece of a span that goes.
   void EndPiece(const SeamPiece& piece, const Fence& fence);
-  // The span begins, or ends, to be reclaimable.
-  void BecomeIdle(const Span& span);
-  void BecomeBusy(const Span& span);
-  void AddPartial(Span* slab);
-  void RemovePartial(Span* slab);
-  void MoveToFront(Span* slab);
+
+  // ---- owner_heap_relocate.cc ----
   struct Occupant {
     Span* slab;  // no guest
     std::vector<Block> blocks;
@@ -288,9 +282,8 @@ class OwnerHeap {
                                    std::vector<Occupant>* occupants);
   // A slab of just so many slots, in seam pages; null where it does not pay.
   Span* AddRemainder(int size_class, uint64_t slots);
-  static Span* HostOf(Span* span) {
-    return span->host != nullptr ? span->host : span;
-  }
+
+  // ---- owner_heap_mesh.cc ----
   // A slab, and what was laid over it before.
   struct MeshMember {
     Span* span;
@@ -309,6 +302,24 @@ class OwnerHeap {
   void BecomeGuest(const MeshMember& member, Span* host);
   void DropGuest(Span* guest);
   absl::Status CheckGuest(const Span& span) const;
+
+  // ---- owner_heap_checks.cc ----
+  // What a walk over all spans adds up.
+  struct Sums {
+    uint64_t span_pages = 0;
+    uint64_t span_bytes = 0;
+    uint64_t free = 0;
+    uint64_t cooling = 0;
+    uint64_t slack = 0;
+    uint64_t slabs = 0;
+    uint64_t reclaimable = 0;
+    uint64_t free_pages = 0;
+    uint64_t guests = 0;
+    uint64_t hosted = 0;
+    std::vector<uint64_t> idle_slots;
+    std::vector<uint64_t> empty_slabs;
+    std::vector<uint64_t> slabs_of;
+  };
   absl::Status CheckSpan(const Span& span, Sums* sums) const;
 
   const OwnerId owner_;
@@ -326,7 +337,7 @@ class OwnerHeap {
   RangeCache parked_;
   SeamPacker seams_;
   std::vector<Ending> endings_;
-  std::vector<std::unique_ptr<StreamFreeList>> free_lists_;
+  FreeLists free_lists_;
   StreamFreeList* recent_list_ = nullptr;
 
   uint64_t span_pages_ = 0;  // whole pages of spans: no seam pages

@@ -129,17 +129,12 @@ std::vector<OwnerHeap::Occupant> OwnerHeap::FindOccupants(
 
 Span* OwnerHeap::AddRemainder(int size_class, uint64_t slots) {
   const uint64_t slot_size = classes_.slot_size(size_class).value();
-  const uint64_t bytes = slots * slot_size;
   if (slot_size % kSeamBytes != 0 ||
       slots * 4 > classes_.slots_per_slab(size_class) * kRemainderQuarters) {
     return nullptr;
   }
-  const absl::StatusOr<Span*> span = AddSeamSpan(bytes, kDefaultAlignment, {});
   // Without a page for it everything stays where it is.
-  if (!span.ok()) return nullptr;
-  SetSlab(*span, size_class);
-  total_->UpdatePeak();
-  return *span;
+  return AddSeamSlab(size_class, slots * slot_size).value_or(nullptr);
 }
 
 }  // namespace quire

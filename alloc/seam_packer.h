@@ -63,8 +63,9 @@ struct SeamPlan {
   SeamPiece tail;
   bool tail_is_new = false;  // its page is yet to be made
 
+  uint64_t first_whole_slot() const { return head.none() ? 0 : 1; }
   uint64_t slots() const {
-    return (head.none() ? 0 : 1) + whole_pages + (tail.none() ? 0 : 1);
+    return first_whole_slot() + whole_pages + (tail.none() ? 0 : 1);
   }
   uint64_t new_pages() const { return whole_pages + (tail_is_new ? 1 : 0); }
 };

@@ -78,6 +78,15 @@ struct alignas(64) Span {
   uint64_t capacity() const { return slot_size * slot_count; }
   bool large() const { return size_class == kLargeClass; }
   bool has_seams() const { return !head.none() || !tail.none(); }
+  // The slots of the range: the page of the head, the whole pages, the page of
+  // the tail.
+  uint64_t first_whole_slot() const { return head.none() ? 0 : 1; }
+  uint64_t end_of_whole_slots() const {
+    return first_whole_slot() + whole_pages;
+  }
+  uint64_t slots_of_pages() const {
+    return end_of_whole_slots() + (tail.none() ? 0 : 1);
+  }
 
   // ---- Of a guest, ask its host. ----
   // Slots that are not free in the slab.
@@ -113,6 +122,9 @@ struct Block {
 
   uint64_t size() const { return span->slot_size; }
   AtomicSlotRecord& record() const { return span->records[slot]; }
+  void SetInherits(bool inherits) const {
+    record().store(record().load().WithInherits(inherits));
+  }
   DeviceAddress address() const {
     return DeviceAddress(span->base + slot * size());
   }
