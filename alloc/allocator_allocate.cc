@@ -25,6 +25,11 @@ constexpr int kGatherAttempts = 64;
 constexpr std::chrono::microseconds kPatiencePerPage(30);
 constexpr std::chrono::microseconds kMostPatience(1000);
 
+// What a large allocation takes. REQUIRES: `size` is below a limit of pages.
+uint64_t LargeBytes(Bytes size) {
+  return std::max(*CheckedAlignUp(size.value(), kSeamBytes), kSeamBytes);
+}
+
 }  // namespace
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
@@ -142,42 +147,26 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
     int size_class, PageCount pages, const Request& request, bool wait) {
-  absl::Status status;
-  bool awaited = false;
-  for (int i = 0; i < kGatherAttempts; ++i) {
-    {
-      MutexLock lock(&mutex_);
-      OwnerHeap* const heap = HeapFor(request);
-      // A slab within a page does not have every alignment.
-      const uint64_t first = request.alignment.value() <= kSeamBytes
-                                 ? heap->FirstSlabBytes(size_class)
-                                 : 0;
-      if (first > 0) {
-        pages =
-            PageCount(heap->PlanLarge(first, kDefaultAlignment).new_pages());
-      }
-      Recycle(pages.value(), heap);
-      status = first > 0 ? heap->AddFirstSlab(size_class)
-                         : heap->AddSlab(size_class, pages.value());
-      if (status.ok()) {
-        return Publish(*heap->TakeSlot(size_class, request.alignment), request);
-      }
-      // Out of mappings: to give a range back may make room for one.
-      if (absl::IsResourceExhausted(status) &&
-          ReleaseFree(pages.value(), heap) == 0) {
-        break;
-      }
-    }
-    if (absl::IsResourceExhausted(status)) continue;
-    if (!absl::IsAborted(status)) break;
-    if (!std::exchange(awaited, true) &&
-        AwaitSoon(pages.value(), request.owner)) {
-      continue;
-    }
-    QUIRE_RETURN_IF_ERROR(memory_->Gather(
-        request.owner, pages, std::max(pages, PageCount(1)), Bytes(0), wait));
-  }
-  return DescribeRefusal(pages, request.owner, status);
+  const auto add =
+      [&](OwnerHeap* heap, RangeNeeds* needs)
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::StatusOr<Block> {
+    // A slab within a page does not have every alignment.
+    const uint64_t first = request.alignment.value() <= kSeamBytes
+                               ? heap->FirstSlabBytes(size_class)
+                               : 0;
+    const uint64_t new_pages =
+        first > 0 ? heap->PlanLarge(first, kDefaultAlignment).new_pages()
+                  : pages.value();
+    *needs = {.pages = PageCount(new_pages),
+              .addresses = PageCount(std::max<uint64_t>(new_pages, 1)),
+              .missing = new_pages,
+              .wait = wait};
+    Recycle(new_pages, heap);
+    QUIRE_RETURN_IF_ERROR(first > 0 ? heap->AddFirstSlab(size_class)
+                                    : heap->AddSlab(size_class, new_pages));
+    return *heap->TakeSlot(size_class, request.alignment);
+  };
+  return AddAndPublish(request, add);
 }
 
 std::optional<Block> DeviceAllocator::Impl::TakeSlot(OwnerHeap* heap,
@@ -202,8 +191,7 @@ std::optional<Block> DeviceAllocator::Impl::TakeAnyRoom(
     if (slot_sizes_[i] % request.alignment.value() != 0) continue;
     if (const auto block = TakeSlot(heap, i, request)) return block;
   }
-  const uint64_t bytes =
-      std::max(*CheckedAlignUp(request.size.value(), kSeamBytes), kSeamBytes);
+  const uint64_t bytes = LargeBytes(request.size);
   if (heap->PlanLarge(bytes, request.alignment).new_pages() > 0) {
     return std::nullopt;
   }
@@ -219,8 +207,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
     const Request& request) {
   QUIRE_RETURN_IF_ERROR(CheckAgainstLimit(request));
   // Below the limit, so this cannot overflow.
-  const uint64_t bytes =
-      std::max(*CheckedAlignUp(request.size.value(), kSeamBytes), kSeamBytes);
+  const uint64_t bytes = LargeBytes(request.size);
   {
     MutexLock lock(&mutex_);
     OwnerHeap* const heap = HeapFor(request);
@@ -245,47 +232,20 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
     uint64_t bytes, const Request& request) {
-  absl::Status status;
-  SeamPlan plan;
-  bool awaited = false;
-  for (int i = 0; i < kGatherAttempts; ++i) {
-    uint64_t missing = 0;
-    {
-      MutexLock lock(&mutex_);
-      OwnerHeap* const heap = HeapFor(request);
-      plan = heap->PlanLarge(bytes, request.alignment);
-      const uint64_t prepared = Recycle(plan.new_pages(), heap);
-      // What was recycled may leave room for its ends.
-      plan = heap->PlanLarge(bytes, request.alignment);
-      absl::StatusOr<Block> block = heap->AddLarge(
-          bytes, request.alignment, request.stream, prepared, &missing);
-      if (block.ok()) return Publish(*block, request);
-      status = block.status();
-      // Out of mappings: to give a range back may make room for one.
-      if (absl::IsResourceExhausted(status) &&
-          ReleaseFree(plan.slots(), heap) == 0) {
-        break;
-      }
-    }
-    if (absl::IsResourceExhausted(status)) continue;
-    if (!absl::IsAborted(status)) break;
-    if (!std::exchange(awaited, true) && AwaitSoon(missing, request.owner)) {
-      continue;
-    }
-    QUIRE_RETURN_IF_ERROR(memory_->Gather(
-        request.owner, PageCount(plan.new_pages()), PageCount(plan.slots()),
-        request.alignment, /*wait=*/true));
-  }
-  return DescribeRefusal(PageCount(plan.slots()), request.owner, status);
-}
-
-absl::Status DeviceAllocator::Impl::DescribeRefusal(
-    PageCount pages, OwnerId owner, const absl::Status& refusal) const {
-  if (absl::IsResourceExhausted(refusal)) {
-    return memory_->DescribeMappingShortage(pages, owner, refusal);
-  }
-  return absl::IsAborted(refusal) ? memory_->DescribeShortage(pages, owner)
-                                  : refusal;
+  const auto add =
+      [&](OwnerHeap* heap, RangeNeeds* needs)
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+            SeamPlan plan = heap->PlanLarge(bytes, request.alignment);
+            const uint64_t prepared = Recycle(plan.new_pages(), heap);
+            // What was recycled may leave room for its ends.
+            plan = heap->PlanLarge(bytes, request.alignment);
+            *needs = {.pages = PageCount(plan.new_pages()),
+                      .addresses = PageCount(plan.slots()),
+                      .alignment = request.alignment};
+            return heap->AddLarge(bytes, request.alignment, request.stream,
+                                  prepared, &needs->missing);
+          };
+  return AddAndPublish(request, add);
 }
 
 std::optional<Block> DeviceAllocator::Impl::TakeRange(OwnerHeap* heap,
@@ -322,6 +282,48 @@ std::optional<Block> DeviceAllocator::Impl::TakePartOfOwnRange(
   heap->Revive({own, 0});
   if (fence) heap->Shrink(own, bytes, *fence);
   return Block{own, 0};
+}
+
+// ---- New ranges -------------------------------------------------------------
+
+absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AddAndPublish(
+    const Request& request, RangeAdder add) {
+  absl::Status status;
+  RangeNeeds needs;
+  bool awaited = false;
+  for (int i = 0; i < kGatherAttempts; ++i) {
+    {
+      MutexLock lock(&mutex_);
+      OwnerHeap* const heap = HeapFor(request);
+      const absl::StatusOr<Block> block = add(heap, &needs);
+      if (block.ok()) return Publish(*block, request);
+      status = block.status();
+      // Out of mappings: to give a range back may make room for one.
+      if (absl::IsResourceExhausted(status) &&
+          ReleaseFree(needs.addresses.value(), heap) == 0) {
+        break;
+      }
+    }
+    if (absl::IsResourceExhausted(status)) continue;
+    if (!absl::IsAborted(status)) break;
+    if (!std::exchange(awaited, true) &&
+        AwaitSoon(needs.missing, request.owner)) {
+      continue;
+    }
+    QUIRE_RETURN_IF_ERROR(memory_->Gather(request.owner, needs.pages,
+                                          needs.addresses, needs.alignment,
+                                          needs.wait));
+  }
+  return DescribeRefusal(needs.addresses, request.owner, status);
+}
+
+absl::Status DeviceAllocator::Impl::DescribeRefusal(
+    PageCount pages, OwnerId owner, const absl::Status& refusal) const {
+  if (absl::IsResourceExhausted(refusal)) {
+    return memory_->DescribeMappingShortage(pages, owner, refusal);
+  }
+  return absl::IsAborted(refusal) ? memory_->DescribeShortage(pages, owner)
+                                  : refusal;
 }
 
 // ---- Room -------------------------------------------------------------------
@@ -413,16 +415,20 @@ void DeviceAllocator::Impl::Refill(ThreadCache* cache, int size_class) {
   }
 }
 
+OwnerHeap* DeviceAllocator::Impl::AddHeap(OwnerId owner, uint64_t number) {
+  heaps_.push_back(std::make_unique<OwnerHeap>(owner, memory_, &classes_,
+                                               spans_.get(), &mapped_,
+                                               options_.seed + number));
+  return heaps_.back().get();
+}
+
 OwnerHeap* DeviceAllocator::Impl::HeapOf(OwnerId owner) {
   if (owner.value() >= heap_of_owner_.size()) {
     heap_of_owner_.resize(size_t{owner.value()} + 1);
   }
   OwnerHeap*& heap = heap_of_owner_[owner.value()];
   if (heap == nullptr) {
-    heaps_.push_back(
-        std::make_unique<OwnerHeap>(owner, memory_, &classes_, spans_.get(),
-                                    &mapped_, options_.seed + owner.value()));
-    heap = heaps_.back().get();
+    heap = AddHeap(owner, owner.value());
     heap->SetAsleep(IsAsleep(owner));
   }
   return heap;
@@ -461,11 +467,11 @@ ThreadCache* DeviceAllocator::Impl::CacheOf(OwnerHeap* heap, StreamId stream) {
 }
 
 uint32_t DeviceAllocator::Impl::IndexOfStream(StreamId stream) {
-  const auto known = std::find(streams_.begin(), streams_.end(), stream);
-  const auto index = static_cast<size_t>(known - streams_.begin());
-  if (known == streams_.end()) streams_.push_back(stream);
+  const auto [known, is_new] =
+      index_of_stream_.try_emplace(stream, streams_.size());
+  if (is_new) streams_.push_back(stream);
   return static_cast<uint32_t>(
-      std::min<size_t>(index, SlotRecord::kOtherStream));
+      std::min<size_t>(known->second, SlotRecord::kOtherStream));
 }
 
 }  // namespace quire

@@ -64,9 +64,7 @@ bool DeviceAllocator::Impl::FreeInto(ThreadCache* cache, Block block) {
   const Span& span = *block.span;
   if (!was.plainly_live_for(cache->stream_index())) return false;
   if (!cache->Grow(span.size_class, span.slot_size)) {
-    std::vector<CachedSlot> slots;
-    cache->Drain(/*half=*/true, &slots, slot_sizes_);
-    ReturnSlots(*cache, slots);
+    DrainCache(cache, /*half=*/true);
     if (!cache->Grow(span.size_class, span.slot_size)) return false;
   }
   return cache->Free(span.size_class, span.slot_size,
@@ -98,11 +96,14 @@ std::vector<StreamId> DeviceAllocator::Impl::StreamsOf(
   if (const auto* const released = ReleasedOn(*block.span->heap)) {
     streams.insert(streams.end(), released->begin(), released->end());
   }
-  std::sort(streams.begin(), streams.end());
-  streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
-  // Without an index of its own it is among the other ones.
-  std::erase(streams, StreamId());
+  KeepDistinct(&streams);
   return streams;
+}
+
+void DeviceAllocator::Impl::KeepDistinct(std::vector<StreamId>* streams) {
+  std::sort(streams->begin(), streams->end());
+  streams->erase(std::unique(streams->begin(), streams->end()), streams->end());
+  std::erase(*streams, StreamId());
 }
 
 absl::Status DeviceAllocator::Impl::CoolOnStream(Block block, StreamId stream) {

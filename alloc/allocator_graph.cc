@@ -39,11 +39,9 @@ absl::StatusOr<GraphPoolId> DeviceAllocator::Impl::CreateGraphPool(
   MutexLock lock(&mutex_);
   QUIRE_RETURN_IF_ERROR(CheckAwake(owner));
   const GraphPoolId id(++last_graph_pool_);
-  heaps_.push_back(std::make_unique<OwnerHeap>(owner, memory_, &classes_,
-                                               spans_.get(), &mapped_,
-                                               options_.seed + id.value()));
-  heaps_.back()->set_kept_for_graphs(true);
-  graph_pools_[id].heap = heaps_.back().get();
+  OwnerHeap* const heap = AddHeap(owner, id.value());
+  heap->set_kept_for_graphs(true);
+  graph_pools_[id].heap = heap;
   return id;
 }
 
@@ -65,9 +63,7 @@ absl::Status DeviceAllocator::Impl::BeginGraphCapture(GraphPoolId pool,
   StopCaches(caches_);
   for (const auto& cache : caches_) {
     if (cache->stream() != stream) continue;
-    std::vector<CachedSlot> slots;
-    cache->Drain(/*half=*/false, &slots, slot_sizes_);
-    ReturnSlots(*cache, slots);
+    DrainCache(cache.get(), /*half=*/false);
     cache->set_kept_stopped(true);
   }
   ResumeCaches(caches_);

@@ -40,6 +40,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "alloc/fork_guard.h"
@@ -174,6 +175,22 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::StatusOr<DeviceAddress> AllocateNewRange(uint64_t bytes,
                                                  const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of a range that is to be made.
+  struct RangeNeeds {
+    PageCount pages;
+    PageCount addresses;
+    Bytes alignment;
+    uint64_t missing = 0;  // of its pages
+    bool wait = true;      // for pages that cool
+  };
+  // Makes a range in the heap, from what is there, and takes a block of it, or
+  // says what it needs. Runs with the lock.
+  using RangeAdder =
+      absl::FunctionRef<absl::StatusOr<Block>(OwnerHeap*, RangeNeeds*)>;
+  // Gathers what `add` needs until it succeeds, and publishes its block.
+  absl::StatusOr<DeviceAddress> AddAndPublish(const Request& request,
+                                              RangeAdder add)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes up to `wanted` pages of those that nobody has a use for ready to be
   // mapped, those of the heap first, so that the footprint follows what is
   // live. Returns how many are.
@@ -215,6 +232,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // there.
   void Refill(ThreadCache* cache, int size_class)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The number tells the heap from others, in the order of its slots.
+  OwnerHeap* AddHeap(OwnerId owner, uint64_t number)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   OwnerHeap* HeapOf(OwnerId owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The owner's, or that of the graph that its stream is captured into.
   OwnerHeap* HeapFor(const Request& request)
@@ -254,6 +274,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // where the block inherits, the one it was allocated for.
   std::vector<StreamId> StreamsOf(Block block, StreamId freed_on) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Sorted, and without "no stream".
+  static void KeepDistinct(std::vector<StreamId>* streams);
   // A live block cools, or is free at once where nothing is to be waited for.
   absl::Status CoolOnStream(Block block, StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -302,8 +324,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   bool FlushCachesNowAndThen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t CachedAllocations() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t CachedByThreads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ReturnSlots(const ThreadCache& cache,
-                   const std::vector<CachedSlot>& slots) const
+  // Of one cache, half of what it has or all: how many slots. REQUIRES: its
+  // thread is the calling one, has ended, or is stopped.
+  uint64_t DrainCache(ThreadCache* cache, bool half) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Records events for what was freed without one, as far as the driver does.
   void CloseBatches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -380,6 +403,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountFree(OwnerHeap* heap, uint64_t allocated, uint64_t requested)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static AllocationCounters CountersOf(const ThreadCache& cache);
+  // By heaps and caches.
+  AllocationCounters CountAll() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The peak of requested bytes up to now. Exact where one thread allocates on
   // one stream; else at most the sum of the peaks of each.
   void UpdatePeak() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -412,6 +438,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   std::vector<std::unique_ptr<ThreadCache>> caches_ ABSL_GUARDED_BY(mutex_);
   // Streams by the index that records of slots have.
   std::vector<StreamId> streams_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<StreamId, size_t> index_of_stream_
+      ABSL_GUARDED_BY(mutex_);
   std::vector<SharedCooling> shared_cooling_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, SpecialBlock> special_
       ABSL_GUARDED_BY(mutex_);  // by address

@@ -22,12 +22,8 @@ bool DeviceAllocator::Impl::FlushCaches() const {
   last_flush_ = {mapped_.made_bytes, CachedAllocations(), 0};
   if (CachedByThreads() == 0) return false;
   StopCaches(caches_);
-  std::vector<CachedSlot> slots;
   for (const auto& cache : caches_) {
-    slots.clear();
-    cache->Drain(/*half=*/false, &slots, slot_sizes_);
-    ReturnSlots(*cache, slots);
-    last_flush_.slots += slots.size();
+    last_flush_.slots += DrainCache(cache.get(), /*half=*/false);
   }
   ResumeCaches(caches_);
   return true;
@@ -57,9 +53,11 @@ uint64_t DeviceAllocator::Impl::CachedByThreads() const {
   return cached;
 }
 
-void DeviceAllocator::Impl::ReturnSlots(
-    const ThreadCache& cache, const std::vector<CachedSlot>& slots) const {
-  OwnerHeap* const heap = cache.heap();
+uint64_t DeviceAllocator::Impl::DrainCache(ThreadCache* cache,
+                                           bool half) const {
+  std::vector<CachedSlot> slots;
+  cache->Drain(half, &slots, slot_sizes_);
+  OwnerHeap* const heap = cache->heap();
   StreamFreeList* list = nullptr;
   for (const CachedSlot& slot : slots) {
     Span* const span = spans_->Find(DeviceAddress(slot.address()));
@@ -70,26 +68,22 @@ void DeviceAllocator::Impl::ReturnSlots(
       continue;
     }
     // The stream was there when the cache was made.
-    if (list == nullptr) list = MakeFreeList(heap, cache.stream());
+    if (list == nullptr) list = MakeFreeList(heap, cache->stream());
     heap->Cool(block);
     list->Push(block);
   }
+  return slots.size();
 }
 
 void DeviceAllocator::Impl::TakeCacheBack(ThreadCache* cache) {
   const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   UpdatePeak();
-  std::vector<CachedSlot> slots;
-  cache->Drain(/*half=*/false, &slots, slot_sizes_);
-  ReturnSlots(*cache, slots);
-  AllocationCounters& counters = cache->heap()->counters();
-  counters.requested_bytes += cache->counters().requested_bytes.load();
-  counters.live_bytes += cache->counters().live_bytes.load();
-  counters.allocations += cache->counters().allocations.load();
-  counters.frees += cache->counters().frees.load();
+  DrainCache(cache, /*half=*/false);
+  const AllocationCounters counted = CountersOf(*cache);
+  cache->heap()->counters() += counted;
   last_flush_.allocations -=
-      std::min(last_flush_.allocations, cache->counters().allocations.load());
+      std::min(last_flush_.allocations, counted.allocations);
   std::erase_if(caches_,
                 [cache](const auto& other) { return other.get() == cache; });
   CheckAfterMutation();
@@ -318,8 +312,7 @@ std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(const Span* slab) {
       streams.insert(streams.end(), cooling.streams.begin(),
                      cooling.streams.end());
     }
-    std::sort(streams.begin(), streams.end());
-    streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
+    KeepDistinct(&streams);
   }
   // Fences cannot be joined, so where several are due a new one covers them: it
   // comes later than it must, which only costs time.
@@ -412,9 +405,7 @@ DeviceAllocator::Impl::~Impl() {
     streams.insert(streams.end(), streams_.begin() + SlotRecord::kOtherStream,
                    streams_.end());
   }
-  std::sort(streams.begin(), streams.end());
-  streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
-  std::erase(streams, StreamId());
+  KeepDistinct(&streams);
   const absl::StatusOr<Fence> fence =
       RecordOnLiveStreams(memory_->driver(), memory_->device(), streams);
   if (!fence.ok()) {

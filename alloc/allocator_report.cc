@@ -53,6 +53,24 @@ void DeviceAllocator::Impl::CountFree(OwnerHeap* heap, uint64_t allocated,
   ++counters.frees;
 }
 
+AllocationCounters DeviceAllocator::Impl::CountersOf(const ThreadCache& cache) {
+  const CacheCounters& counters = cache.counters();
+  AllocationCounters counted;
+  counted.requested_bytes = counters.requested_bytes.load();
+  counted.live_bytes = counters.live_bytes.load();
+  // In this order, so that a free is never counted without its allocation.
+  counted.frees = counters.frees.load();
+  counted.allocations = counters.allocations.load();
+  return counted;
+}
+
+AllocationCounters DeviceAllocator::Impl::CountAll() const {
+  AllocationCounters counted;
+  for (const auto& heap : heaps_) counted += heap->counters();
+  for (const auto& cache : caches_) counted += CountersOf(*cache);
+  return counted;
+}
+
 void DeviceAllocator::Impl::UpdatePeak() const {
   int64_t now = 0;
   int64_t above = 0;
@@ -70,8 +88,6 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
   MutexLock lock(&mutex_);
   UpdatePeak();
   AllocatorStatistics statistics;
-  int64_t requested = 0;
-  int64_t live = 0;
   for (const auto& heap : heaps_) {
     const HeapAccounts accounts = heap->accounts();
     statistics.mapped_bytes += accounts.mapped_bytes;
@@ -82,27 +98,18 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
     if (heap->kept_for_graphs()) {
       statistics.graph_pool_bytes += accounts.mapped_bytes;
     }
-    requested += heap->counters().requested_bytes;
-    live += heap->counters().live_bytes;
-    statistics.total_allocations += heap->counters().allocations;
-    statistics.total_frees += heap->counters().frees;
   }
-  for (const auto& cache : caches_) {
-    const CacheCounters& counters = cache->counters();
-    requested += counters.requested_bytes.load();
-    live += counters.live_bytes.load();
-    // In this order, so that a free is never counted without its allocation.
-    statistics.total_frees += counters.frees.load();
-    statistics.total_allocations += counters.allocations.load();
-    statistics.thread_cached_bytes += cache->cached_bytes();
-  }
-  statistics.requested_bytes = NotNegative(requested);
-  statistics.live_bytes = NotNegative(live);
+  const AllocationCounters counted = CountAll();
+  statistics.thread_cached_bytes = CachedByThreads();
+  statistics.requested_bytes = NotNegative(counted.requested_bytes);
+  statistics.live_bytes = NotNegative(counted.live_bytes);
+  statistics.total_allocations = counted.allocations;
+  statistics.total_frees = counted.frees;
   // Threads go on while this is read, so what is neither is free by definition.
   statistics.cached_bytes = NotNegative(
       static_cast<int64_t>(statistics.mapped_bytes - statistics.cooling_bytes -
                            statistics.slack_bytes) -
-      live);
+      counted.live_bytes);
   statistics.live_allocations = NotNegative(static_cast<int64_t>(
       statistics.total_allocations - statistics.total_frees));
   statistics.peak_requested_bytes = NotNegative(peak_requested_bytes_);
@@ -385,29 +392,19 @@ absl::Status DeviceAllocator::Impl::CheckLive() const {
       }
     }
   }
-  int64_t counted_live = 0;
-  int64_t counted_requested = 0;
+  const AllocationCounters counted = CountAll();
+  const uint64_t cached = CachedByThreads();
   uint64_t held = 0;
-  for (const auto& heap : heaps_) {
-    counted_live += heap->counters().live_bytes;
-    counted_requested += heap->counters().requested_bytes;
-    held += heap->accounts().held_bytes;
-  }
-  uint64_t cached = 0;
-  for (const auto& cache : caches_) {
-    counted_live += cache->counters().live_bytes.load();
-    counted_requested += cache->counters().requested_bytes.load();
-    cached += cache->cached_bytes();
-  }
-  if (live != counted_live || requested != counted_requested ||
+  for (const auto& heap : heaps_) held += heap->accounts().held_bytes;
+  if (live != counted.live_bytes || requested != counted.requested_bytes ||
       held != static_cast<uint64_t>(live) + cached + reserved_bytes_ ||
       special != special_.size()) {
     return absl::InternalError(absl::StrFormat(
         "allocator: %d live bytes and %d requested by walking the spans, %d "
         "and %d counted; %u held, %u of them cached by threads; %u special "
         "blocks, %u known; %u bytes kept for moves",
-        live, requested, counted_live, counted_requested, held, cached, special,
-        special_.size(), reserved_bytes_));
+        live, requested, counted.live_bytes, counted.requested_bytes, held,
+        cached, special, special_.size(), reserved_bytes_));
   }
   return absl::OkStatus();
 }

@@ -58,33 +58,28 @@ struct ThreadCacheIndex {
 
   // The cache of this thread for allocations of an owner, or null.
   ThreadCache* Find(uint64_t allocator, StreamId stream, OwnerId owner) {
-    if (recent.allocator == allocator && recent.stream == stream &&
-        recent.owner == owner) [[likely]] {
-      return recent.cache;
-    }
-    for (uint32_t i = 0; i < count; ++i) {
-      if (refs[i].allocator == allocator && refs[i].stream == stream &&
-          refs[i].owner == owner) {
-        recent = refs[i];
-        return recent.cache;
-      }
-    }
-    return nullptr;
+    return FindIf([=](const ThreadCacheRef& ref) {
+      return ref.allocator == allocator && ref.stream == stream &&
+             ref.owner == owner;
+    });
   }
   // The same for frees, which know the heap. Heaps are distinct, whatever their
   // allocator, while their allocator lives.
   ThreadCache* Find(uint64_t allocator, StreamId stream,
                     const OwnerHeap* heap) {
-    if (recent.allocator == allocator && recent.stream == stream &&
-        recent.heap == heap) [[likely]] {
+    return FindIf([=](const ThreadCacheRef& ref) {
+      return ref.allocator == allocator && ref.stream == stream &&
+             ref.heap == heap;
+    });
+  }
+  template <typename Predicate>
+  ThreadCache* FindIf(Predicate is_wanted) {
+    if (is_wanted(recent)) [[likely]]
       return recent.cache;
-    }
     for (uint32_t i = 0; i < count; ++i) {
-      if (refs[i].allocator == allocator && refs[i].stream == stream &&
-          refs[i].heap == heap) {
-        recent = refs[i];
-        return recent.cache;
-      }
+      if (!is_wanted(refs[i])) continue;
+      recent = refs[i];
+      return recent.cache;
     }
     return nullptr;
   }
