@@ -168,8 +168,7 @@ uint64_t DeviceAllocator::Impl::ReleaseFree(uint64_t wanted, OwnerHeap* first) {
 PageCount DeviceAllocator::Impl::Reclaim(PageCount wanted) {
   const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
-  FlushCaches();
-  Poll();
+  Collect(Flush::kAlways);
   const uint64_t given = ReleaseFree(wanted.value(), nullptr);
   CheckAfterMutation();
   return PageCount(given);
@@ -193,8 +192,7 @@ PageCount DeviceAllocator::Impl::ReclaimFrom(OwnerId owner, PageCount wanted,
     return owners.IsWithin(heap.owner(), owner);
   };
   MutexLock lock(&mutex_);
-  FlushCaches();
-  Poll();
+  Collect(Flush::kAlways);
   uint64_t given = 0;
   for (const auto& heap : heaps_) {
     if (given >= wanted.value()) break;
@@ -333,8 +331,7 @@ std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(const Span* slab) {
 Bytes DeviceAllocator::Impl::Trim(Bytes keep) {
   const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
-  FlushCaches();
-  Poll();
+  Collect(Flush::kAlways);
   const auto cached = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     uint64_t bytes = 0;
     for (const auto& heap : heaps_) {

@@ -28,6 +28,27 @@ TEST_F(AllocatorStreamTest, AStreamHasItsOwnMemoryBackAtOnce) {
   }
 }
 
+// Frees share an event (fence_batch); who wants the memory does not wait for
+// more of them.
+TEST_F(AllocatorStreamTest, WhatAStreamIsDoneWithIsTrimmed) {
+  const StreamId stream = MakeStream();
+  for (const bool to_driver : {false, true}) {
+    SCOPED_TRACE(to_driver);
+    const DeviceAddress large = AllocatePages(3, stream);
+    Free(Allocate(kPageBytes / 2, stream), stream);
+    Free(large, stream);
+    ASSERT_EQ(driver_->SynchronizeStream(stream), absl::OkStatus());
+    if (to_driver) {
+      memory_->Trim(PageCount(0));
+      EXPECT_EQ(memory_->GetStatistics().in_use, Bytes(0));
+    } else {
+      EXPECT_GE(allocator_->Trim(), Bytes(3 * kPageBytes));
+    }
+    EXPECT_EQ(Statistics().mapped_bytes, 0u);
+    EXPECT_EQ(Statistics().cooling_bytes, 0u);
+  }
+}
+
 TEST_F(AllocatorStreamTest, AStreamHasLargerSlotsOfItsOwnWhenThereIsNoOther) {
   const StreamId stream = MakeStream();
   Gate gate(driver_.get(), stream);
