@@ -95,6 +95,7 @@ void AppendMemory(const MemorySnapshot& snapshot, std::string* out) {
   add("mapped, live", memory.live);
   add("mapped, cooling", memory.cooling);
   add("cached in pages", memory.cached);
+  add("cooling in allocator", Bytes(snapshot.allocator.cooling_bytes));
   add("cached in allocator", Bytes(snapshot.allocator.cached_bytes));
   if (!memory.quarantined.zero()) add("quarantined", memory.quarantined);
   add("in use", memory.in_use);

@@ -9,7 +9,18 @@ static int Failed(const char* what) {
   return 1;
 }
 
+// The compiler says where an initialiser leaves a field out.
+static void UseInitialisers(void) {
+  quire_allocator_options allocator = QUIRE_ALLOCATOR_OPTIONS_INIT;
+  quire_owner_limits limits = QUIRE_OWNER_LIMITS_INIT;
+  quire_sleep_options sleep = QUIRE_SLEEP_OPTIONS_INIT;
+  (void)allocator;
+  (void)limits;
+  (void)sleep;
+}
+
 int main(void) {
+  UseInitialisers();
   quire_runtime* runtime = NULL;
   quire_allocator* allocator = NULL;
   quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
@@ -44,8 +55,7 @@ int main(void) {
       QUIRE_OUT_OF_DEVICE_MEMORY) {
     return Failed("SIZE_MAX bytes");
   }
-  quire_shortage shortage;
-  shortage.size = sizeof(shortage);
+  quire_shortage shortage = QUIRE_SHORTAGE_INIT;
   if (quire_last_shortage(&shortage) != QUIRE_OK)
     return Failed("quire_last_shortage");
   if (shortage.requested != SIZE_MAX || shortage.largest_possible == 0) {

@@ -138,7 +138,7 @@ typedef struct quire_shortage {
   uint64_t owner_live;
 } quire_shortage;
 #define QUIRE_SHORTAGE_INIT \
-  { sizeof(quire_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(quire_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 // The verdict of the last call of this thread that failed. QUIRE_NOT_FOUND,
 // which does not replace that error, where the call failed for another reason.

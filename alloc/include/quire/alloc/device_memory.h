@@ -326,7 +326,7 @@ class DeviceMemory {
   // Gives cached handles back to the driver until at most `keep` are left, what
   // has cooled and what reclaimers hold included. Returns the pages given back.
   // Waits for nothing.
-  PageCount Trim(PageCount keep);
+  PageCount Trim(PageCount keep = PageCount(0));
 
   // ---- Limits ----
   // May change at any time, also to less than is in use: nothing is taken from
