@@ -166,7 +166,8 @@ int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Plays allocation traces and says what memory they took");
   app.add_option("FILE", options.files,
-                 "Traces: Quire's CSV, RMM's log, PyTorch's snapshots")
+                 "Traces: Quire's CSV and snapshots, RMM's log, PyTorch's "
+                 "snapshots")
       ->required();
   app.add_option("--device-memory", options.device_memory,
                  "Of the software device")

@@ -15,7 +15,7 @@ int main() {
   auto sequence = cache->Admit(100);  // addresses for 4096 tokens, pages for 100
   auto grown = cache->Step({{{*sequence, 101}}});
   std::printf("KV: %s\n", FormatBytes(cache->GetStatistics().committed).c_str());
-  auto refused = runtime->allocator()->Allocate(GiB(1));  // says why, and who has it
+  auto refused = runtime->allocator()->Allocate(GiB(1));  // says why
   std::printf("%s\n", refused.status().ToString().c_str());
   return tensor.ok() && grown.ok() && !refused.ok() ? 0 : 1;
 }
