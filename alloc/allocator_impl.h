@@ -353,9 +353,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ReleaseCoolingSlabs(uint64_t wanted, const HeapFilter& filter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A fence for every cooling slot of the slab, which leaves all lists. Nullopt
-  // where the driver records none; the slab stays as it is then.
-  std::optional<Fence> WithdrawSlab(const Span* slab)
+  // A fence for every cooling slot of the slab and its guests, which leaves all
+  // lists. Nullopt where the driver records none; they stay as they are then.
+  std::optional<Fence> WithdrawSlab(const Span* slab,
+                                    const std::vector<Span*>& guests)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- allocator_sleep.cc ----

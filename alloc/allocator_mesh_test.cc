@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -202,6 +204,38 @@ TEST_F(AllocatorMeshTest, OneOwnerAtATimeWhereAsked) {
   EXPECT_EQ(allocator_->Mesh(*section, options)->moves, 0u);
   options.owner = OwnerId(1);
   EXPECT_GT(allocator_->Mesh(*section, options)->moves, 0u);
+}
+
+// Slabs that share a page are waited for like any other.
+TEST_F(AllocatorMeshTest, WhatCoolsInMeshedSlabsIsToBeHad) {
+  std::map<uint64_t, std::vector<DeviceAddress>> slabs;
+  for (int i = 0; i < 4; ++i) {
+    const DeviceAddress address = Allocate(kPageBytes / 2);
+    slabs[address.value() / kPageBytes].push_back(address);
+  }
+  ASSERT_EQ(slabs.size(), 2u);
+  // Of one slab the first slot is live, of the other one the second.
+  std::vector<DeviceAddress> live;
+  for (auto& [page, slots] : slabs) {
+    ASSERT_EQ(slots.size(), 2u);
+    std::sort(slots.begin(), slots.end());
+    Free(slots[1 - live.size()]);
+    live.push_back(slots[live.size()]);
+  }
+  {
+    const auto section = QuiescentSection::Begin(memory_.get(), {});
+    MeshOptions options;
+    options.smallest_slot = Bytes(256);
+    const auto report = allocator_->Mesh(*section, options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_EQ(report->pages_freed, PageCount(1));
+  }
+  const StreamId stream = MakeStream();
+  Gate gate(driver_.get(), stream);
+  for (const DeviceAddress address : live) Free(address, stream);
+  gate.OpenAfter(std::chrono::milliseconds(30));
+  Free(AllocatePages(kLimitPages));
+  EXPECT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "alloc/allocator_impl.h"
@@ -283,22 +284,41 @@ uint64_t DeviceAllocator::Impl::ReleaseCoolingSlabs(uint64_t wanted,
   for (size_t i = 0; i < spans.size() && given < wanted; ++i) {
     Span* const span = spans[i];
     if (span == nullptr || span->large() || span->cooling == 0 ||
-        span->guests > 0 || !span->reclaimable() || !filter(*span->heap)) {
+        !span->reclaimable() || !filter(*span->heap)) {
       continue;
     }
-    const std::optional<Fence> fence = WithdrawSlab(span);
+    // A host goes with the guests that lie on its pages.
+    std::vector<Span*> guests;
+    if (span->guests > 0) {
+      std::copy_if(spans.begin(), spans.end(), std::back_inserter(guests),
+                   [span](const Span* other) {
+                     return other != nullptr && other->host == span;
+                   });
+    }
+    const std::optional<Fence> fence = WithdrawSlab(span, guests);
     if (!fence) continue;
     given += span->whole_pages;
+    for (Span* const guest : guests) span->heap->DropGuest(guest, *fence);
     span->heap->Release(span, *fence);
   }
   return given;
 }
 
-std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(const Span* slab) {
+std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(
+    const Span* slab, const std::vector<Span*>& guests) {
+  std::vector<const Span*> slabs(guests.begin(), guests.end());
+  slabs.push_back(slab);
+  const auto is_one_of_them = [&slabs](const Span* span) {
+    return std::find(slabs.begin(), slabs.end(), span) != slabs.end();
+  };
   std::vector<StreamFreeList*> lists;
   std::vector<StreamId> streams;
   for (const auto& list : slab->heap->free_lists()) {
-    if (list->CountSlots(slab) == 0) continue;
+    if (std::all_of(slabs.begin(), slabs.end(), [&list](const Span* span) {
+          return list->CountSlots(span) == 0;
+        })) {
+      continue;
+    }
     lists.push_back(list.get());
     streams.push_back(list->stream());
   }
@@ -306,7 +326,7 @@ std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(const Span* slab) {
       lists.size() == 1 && lists.front()->CountSlots(slab) == slab->cooling;
   if (!one_list_has_all) {
     for (const SharedCooling& cooling : shared_cooling_) {
-      if (cooling.block.span != slab) continue;
+      if (!is_one_of_them(cooling.block.span)) continue;
       streams.insert(streams.end(), cooling.streams.begin(),
                      cooling.streams.end());
     }
@@ -321,9 +341,11 @@ std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(const Span* slab) {
     fence = *std::move(all);
   }
   if (!fence) return std::nullopt;
-  for (StreamFreeList* const list : lists) list->RemoveSlab(slab);
-  std::erase_if(shared_cooling_, [slab](const SharedCooling& cooling) {
-    return cooling.block.span == slab;
+  for (StreamFreeList* const list : lists) {
+    for (const Span* const span : slabs) list->RemoveSlab(span);
+  }
+  std::erase_if(shared_cooling_, [&](const SharedCooling& cooling) {
+    return is_one_of_them(cooling.block.span);
   });
   return fence;
 }

@@ -352,7 +352,7 @@ void OwnerHeap::Free(Block block) {
   if (slab->reclaimable()) BecomeIdle(*slab);
   if (slab != block.span) {
     block.span->free_slots.Put(block.slot);
-    if (block.span->out() == 0) DropGuest(block.span);
+    if (block.span->out() == 0) DropGuest(block.span, Fence());
   }
   if (slab->out() > 0) return;
   free_pages_ += slab->whole_pages;

@@ -176,6 +176,9 @@ class OwnerHeap {
   // complete. REQUIRES: nothing of it is held, and it is in no list of the
   // caller.
   void Release(Span* span, const Fence& fence);
+  // A guest of a meshed slab goes, and its addresses once `fence` is complete.
+  // REQUIRES: as for Release; its host goes as well, or nothing of it is left.
+  void DropGuest(Span* guest, const Fence& fence);
   // A large block keeps its first `bytes`; the pages behind go to the pool once
   // `fence` is complete.
   void Shrink(Span* span, uint64_t bytes, const Fence& fence);
@@ -300,7 +303,6 @@ class OwnerHeap {
   absl::Status RemapMember(const MeshMember& member, const Span& to);
   // So does the slab's place in the accounts.
   void BecomeGuest(const MeshMember& member, Span* host);
-  void DropGuest(Span* guest);
   absl::Status CheckGuest(const Span& span) const;
 
   // ---- owner_heap_checks.cc ----

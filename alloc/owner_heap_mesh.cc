@@ -175,15 +175,15 @@ void OwnerHeap::BecomeGuest(const MeshMember& member, Span* host) {
   slab->host = host;
   ++host->guests;
   // It may have had nothing but guests.
-  if (slab->out() == 0) DropGuest(slab);
+  if (slab->out() == 0) DropGuest(slab, Fence());
 }
 
-void OwnerHeap::DropGuest(Span* guest) {
+void OwnerHeap::DropGuest(Span* guest, const Fence& fence) {
   AddressRange* const range = guest->range;
   --guest->host->guests;
   guest->host = nullptr;
   spans_->Remove(guest);
-  memory_->ReleaseRange(range, Fence());
+  memory_->ReleaseRange(range, fence);
 }
 
 absl::Status OwnerHeap::CheckGuest(const Span& span) const {
