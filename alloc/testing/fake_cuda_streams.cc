@@ -164,6 +164,12 @@ CUresult FakeCudaStreams::FindEvent(CUevent event, Event** found) {
   return CUDA_SUCCESS;
 }
 
+CUresult FakeCudaStreams::FindBoth(CUevent event, CUstream stream,
+                                   Event** found, Stream** target) {
+  const CUresult result = FindEvent(event, found);
+  return result == CUDA_SUCCESS ? FindStream(stream, target) : result;
+}
+
 CUresult FakeCudaStreams::DestroyEvent(CUevent event) {
   MutexLock lock(&mutex_);
   // [event-destroy] Whoever waits for the mark keeps it.
@@ -174,9 +180,10 @@ CUresult FakeCudaStreams::Record(CUevent event, CUstream stream) {
   MutexLock lock(&mutex_);
   Event* found = nullptr;
   Stream* target = nullptr;
-  CUresult result = FindEvent(event, &found);
-  if (result == CUDA_SUCCESS) result = FindStream(stream, &target);
-  if (result != CUDA_SUCCESS) return result;
+  if (const CUresult result = FindBoth(event, stream, &found, &target);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
   // [event-context]
   if (found->device != target->device) return CUDA_ERROR_INVALID_HANDLE;
   if (target->capture) {
@@ -232,9 +239,10 @@ CUresult FakeCudaStreams::WaitEvent(CUstream stream, CUevent event,
   MutexLock lock(&mutex_);
   Event* found = nullptr;
   Stream* target = nullptr;
-  CUresult result = FindEvent(event, &found);
-  if (result == CUDA_SUCCESS) result = FindStream(stream, &target);
-  if (result != CUDA_SUCCESS) return result;
+  if (const CUresult result = FindBoth(event, stream, &found, &target);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
   // [wait-flags]
   if (flags != CU_EVENT_WAIT_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
   if (target->capture) {

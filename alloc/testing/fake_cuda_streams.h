@@ -103,6 +103,8 @@ class FakeCudaStreams {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   CUresult FindEvent(CUevent event, Event** found)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  CUresult FindBoth(CUevent event, CUstream stream, Event** found,
+                    Stream** target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The mark to wait for, null where there is none.
   CUresult FindMark(CUevent event, std::shared_ptr<StreamMark>* mark);
   uintptr_t NewHandle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
