@@ -179,15 +179,9 @@ absl::Status FilePageArchive::Save(std::span<const ArchivedPage> pages) {
   for (uint64_t first = 0; first < pages.size(); first += batch, ++turn) {
     QUIRE_RETURN_IF_ERROR(write_out(turn));
     const uint64_t end = std::min<uint64_t>(first + batch, pages.size());
-    for (uint64_t at = first; at < end;) {
-      const size_t run_end = EndOfAddresses(pages, at, end, context_.page_size);
-      QUIRE_RETURN_IF_ERROR(context_.driver->CopyToHost(
-          buffers[turn % CopyStreams::kCount].data() +
-              (at - first) * page_bytes(),
-          pages[at].address, Bytes((run_end - at) * page_bytes()),
-          streams.at(turn)));
-      at = run_end;
-    }
+    QUIRE_RETURN_IF_ERROR(CopyPagesToHost(
+        context_, pages.subspan(first, end - first),
+        buffers[turn % CopyStreams::kCount].data(), streams.at(turn)));
     filled[turn % CopyStreams::kCount] = {first, end};
   }
   for (size_t i = 0; i < CopyStreams::kCount; ++i) {

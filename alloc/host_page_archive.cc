@@ -82,13 +82,9 @@ absl::Status HostPageArchive::Save(std::span<const ArchivedPage> pages) {
     piece.memory = std::move(memory);
     piece.pages_left = piece.count;
     context_.use->host += piece.count * page_bytes();
-    for (size_t at = first; at < end;) {
-      const size_t run_end = EndOfAddresses(pages, at, end, context_.page_size);
-      QUIRE_RETURN_IF_ERROR(context_.driver->CopyToHost(
-          MemoryOf(piece, at), pages[at].address,
-          Bytes((run_end - at) * page_bytes()), streams.at(pieces_.size())));
-      at = run_end;
-    }
+    QUIRE_RETURN_IF_ERROR(
+        CopyPagesToHost(context_, pages.subspan(first, end - first),
+                        piece.memory.data(), streams.at(pieces_.size())));
     first = end;
   }
   return streams.Synchronize();

@@ -10,6 +10,7 @@
 #define QUIRE_ALLOC_PAGE_ARCHIVE_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -18,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/driver.h"
+#include "quire/alloc/status_macros.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
@@ -95,6 +97,22 @@ size_t EndOfAddresses(std::span<const Page> pages, size_t begin, size_t end,
     return pages[i].address.value() ==
            pages[i - 1].address.value() + page_size.value();
   });
+}
+
+// Queues copies of the pages to `to`, one behind the other there. Those at
+// addresses side by side are copied together.
+inline absl::Status CopyPagesToHost(const ArchiveContext& context,
+                                    std::span<const ArchivedPage> pages,
+                                    std::byte* to, StreamId stream) {
+  for (size_t at = 0; at < pages.size();) {
+    const size_t end =
+        EndOfAddresses(pages, at, pages.size(), context.page_size);
+    QUIRE_RETURN_IF_ERROR(context.driver->CopyToHost(
+        to + at * context.page_size.value(), pages[at].address,
+        Bytes((end - at) * context.page_size.value()), stream));
+    at = end;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace quire
