@@ -5,7 +5,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "alloc/saturating.h"
 
 namespace quire {
 namespace {

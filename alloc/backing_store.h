@@ -167,7 +167,7 @@ class BackingStore {
   OwnerAccounts& owners() { return accounts_.owners(); }
   // Pages that can be live at most.
   uint64_t capacity() const {
-    return CheckedSubtract(pool_.limit(), quarantined()).value_or(0);
+    return SaturatingSubtract(pool_.limit(), quarantined());
   }
   // Pages of which nothing can be had any more: handles that were not released,
   // and pages under no slots but such that were not unmapped.

@@ -46,7 +46,7 @@ DeviceMemoryStatistics DeviceMemory::Impl::GetStatistics() const {
   statistics.peak_in_use = PageBytes(pool.peak_in_use());
   statistics.peak_live = PageBytes(accounts.peak_live());
   statistics.over_limit =
-      PageBytes(CheckedSubtract(pool.in_use(), pool.limit()).value_or(0));
+      PageBytes(SaturatingSubtract(pool.in_use(), pool.limit()));
   statistics.growable = PageBytes(pool.growable());
   statistics.pages_created = pool.created();
   statistics.pages_released = pool.released();

@@ -297,11 +297,9 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
   {
     Section section(this);
     HarvestAll();
-    beyond = CheckedSubtract(
-                 CheckedAdd(backing_.pool().cached(), reclaimable.value())
-                     .value_or(UINT64_MAX),
-                 keep.value())
-                 .value_or(0);
+    beyond = SaturatingSubtract(
+        SaturatingAdd(backing_.pool().cached(), reclaimable.value()),
+        keep.value());
   }
   const uint64_t wanted = std::min(beyond, reclaimable.value());
   if (wanted > 0) AskReclaimers(wanted, /*cooling=*/false, ReliefState());

@@ -90,7 +90,7 @@ OwnerStatistics DeviceMemory::Impl::StatisticsOf(OwnerId owner) {
     return pages == kNoPageLimit ? Bytes(0) : PageBytes(pages);
   };
   const auto beyond = [&](uint64_t limit) {
-    return PageBytes(CheckedSubtract(account.live, limit).value_or(0));
+    return PageBytes(SaturatingSubtract(account.live, limit));
   };
   OwnerStatistics statistics;
   statistics.owner = owner;

@@ -108,8 +108,7 @@ uint64_t DeviceMemory::Impl::AskEach(uint64_t wanted, const Ask& ask) {
 PageCount DeviceMemory::Impl::ReclaimablePages() {
   uint64_t sum = 0;
   reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
-    sum =
-        CheckedAdd(sum, reclaimer->Reclaimable().value()).value_or(UINT64_MAX);
+    sum = SaturatingAdd(sum, reclaimer->Reclaimable().value());
     return true;
   });
   return PageCount(sum);
@@ -129,9 +128,9 @@ DeviceMemory::Impl::OwnersOverSoftLimit() const {
   MutexLock lock(&mutex_);
   const auto& accounts = backing_.accounts().owners().accounts();
   for (uint32_t id = 0; id < accounts.size(); ++id) {
-    const auto excess =
-        CheckedSubtract(accounts[id].live, accounts[id].limits.soft);
-    if (excess.value_or(0) > 0) over.push_back({OwnerId(id), *excess});
+    const uint64_t excess =
+        SaturatingSubtract(accounts[id].live, accounts[id].limits.soft);
+    if (excess > 0) over.push_back({OwnerId(id), excess});
   }
   return over;
 }
@@ -218,9 +217,8 @@ void DeviceMemory::Impl::DescribeCompaction(ShortageFacts* facts) {
   reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
     const PageReclaimer::CompactionEstimate estimate =
         reclaimer->EstimateCompaction();
-    mesh = CheckedAdd(mesh, estimate.mesh.value()).value_or(UINT64_MAX);
-    relocation = CheckedAdd(relocation, estimate.relocation.value())
-                     .value_or(UINT64_MAX);
+    mesh = SaturatingAdd(mesh, estimate.mesh.value());
+    relocation = SaturatingAdd(relocation, estimate.relocation.value());
     return true;
   });
   facts->mesh_frees = PageBytes(mesh);

@@ -109,10 +109,8 @@ absl::StatusOr<DeviceMemoryInfo> FaultyDriver::GetMemoryInfo(DeviceId device) {
                                driver_->GetMemoryInfo(device));
         const auto limit = FindLimit(device);
         if (!limit || *limit >= info.total) return info;
-        const Bytes used =
-            CheckedSubtract(info.total, info.free).value_or(Bytes(0));
-        return DeviceMemoryInfo{
-            CheckedSubtract(*limit, used).value_or(Bytes(0)), *limit};
+        const Bytes used = SaturatingSubtract(info.total, info.free);
+        return DeviceMemoryInfo{SaturatingSubtract(*limit, used), *limit};
       });
 }
 
@@ -129,7 +127,7 @@ absl::StatusOr<PageHandle> FaultyDriver::CreatePageWithinLimit(DeviceId device,
   MutexLock lock(&create_mutex_);
   QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo info,
                          driver_->GetMemoryInfo(device));
-  const Bytes used = CheckedSubtract(info.total, info.free).value_or(Bytes(0));
+  const Bytes used = SaturatingSubtract(info.total, info.free);
   const auto needed = CheckedAdd(used, size);
   if (!needed || *needed > *limit) {
     return absl::ResourceExhaustedError(absl::StrFormat(

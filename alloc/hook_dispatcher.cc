@@ -59,8 +59,7 @@ Bytes HookDispatcher::OutOfMemory(const OutOfMemoryVerdict& verdict) {
   if (HookScope::Find(this) != nullptr) return freed;
   const HookScope scope(this);
   hooks_.ForEach([&](MemoryHooks* hooks) {
-    freed = CheckedAdd(freed, hooks->OnOutOfMemory(verdict))
-                .value_or(Bytes(UINT64_MAX));
+    freed = SaturatingAdd(freed, hooks->OnOutOfMemory(verdict));
     return true;
   });
   return freed;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "alloc/saturating.h"
 
 namespace quire {
 namespace {

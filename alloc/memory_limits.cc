@@ -18,7 +18,7 @@ absl::StatusOr<Bytes> LimitFromUtilization(const DeviceMemoryInfo& info,
   // A total near 2^64 rounds up to what an integer does not hold.
   const Bytes wanted =
       share >= total ? info.total : Bytes(static_cast<uint64_t>(share));
-  const Bytes spare = CheckedSubtract(info.free, headroom).value_or(Bytes(0));
+  const Bytes spare = SaturatingSubtract(info.free, headroom);
   const Bytes limit = std::min(wanted, spare);
   if (limit.zero()) {
     return absl::ResourceExhaustedError(absl::StrCat(

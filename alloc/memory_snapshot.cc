@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "alloc/memory_snapshot_data.h"
-#include "alloc/saturating.h"
 #include "alloc/snapshot_timeline.h"
 
 namespace quire {

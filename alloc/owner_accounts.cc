@@ -5,19 +5,9 @@
 #include "absl/strings/str_cat.h"
 
 namespace quire {
-namespace {
 
-uint64_t Beyond(uint64_t a, uint64_t b) {
-  return CheckedSubtract(a, b).value_or(0);
-}
-
-// For counts from outside: those of existing pages, and claims, which SetLimits
-// keeps within the capacity, are far below 64 bits.
-uint64_t Plus(uint64_t a, uint64_t b) {
-  return CheckedAdd(a, b).value_or(UINT64_MAX);
-}
-
-}  // namespace
+// Counts from outside are added with SaturatingAdd: those of existing pages,
+// and claims, which SetLimits keeps within the capacity, are far below 64 bits.
 
 OwnerAccount& OwnerAccounts::Get(OwnerId owner) {
   if (owner.value() >= accounts_.size()) {
@@ -98,7 +88,7 @@ void OwnerAccounts::UpdatePeaks(OwnerId owner) {
 
 uint64_t OwnerAccounts::ClaimGrowth(OwnerId owner, uint64_t pages) {
   ForChain(owner, [&](OwnerId, const OwnerAccount& account) {
-    pages = Beyond(pages, account.claim() - account.claimed);
+    pages = SaturatingSubtract(pages, account.claim() - account.claimed);
   });
   return pages;
 }
@@ -115,8 +105,8 @@ std::optional<GrowthRefusal> OwnerAccounts::Check(
   if (pages == 0) return std::nullopt;
   std::optional<GrowthRefusal> refusal;
   ForChain(owner, [&](OwnerId id, const OwnerAccount& account) {
-    const uint64_t over =
-        Beyond(Plus(account.live, pages), account.limits.hard);
+    const uint64_t over = SaturatingSubtract(SaturatingAdd(account.live, pages),
+                                             account.limits.hard);
     // Of several limits, the one with the most to give up: what is given up for
     // it counts for the others.
     if (over > 0 && (!refusal || over > refusal->missing) &&
@@ -126,9 +116,9 @@ std::optional<GrowthRefusal> OwnerAccounts::Check(
   });
   if (refusal) return refusal;
   // Where there is not even room for what is live, no reservation is to blame.
-  if (Plus(live_, pages) > capacity) return std::nullopt;
+  if (SaturatingAdd(live_, pages) > capacity) return std::nullopt;
   const uint64_t growth = ClaimGrowth(owner, pages);
-  const uint64_t over = Beyond(claims_ + growth, capacity);
+  const uint64_t over = SaturatingSubtract(claims_ + growth, capacity);
   if (growth == 0 || over == 0) return std::nullopt;
   return GrowthRefusal{std::nullopt, over};
 }
@@ -137,7 +127,8 @@ uint64_t OwnerAccounts::HardRoom(OwnerId owner) {
   uint64_t room = kNoPageLimit;
   ForChain(owner, [&](OwnerId, const OwnerAccount& account) {
     if (account.limits.hard == kNoPageLimit) return;
-    room = std::min(room, Beyond(account.limits.hard, account.live));
+    room =
+        std::min(room, SaturatingSubtract(account.limits.hard, account.live));
   });
   return room;
 }
@@ -147,13 +138,14 @@ uint64_t OwnerAccounts::Allowance(OwnerId owner, uint64_t capacity) {
   ForChain(owner, [&](OwnerId, const OwnerAccount& account) {
     reserved += account.claim() - account.claimed;
   });
-  return std::min(HardRoom(owner), reserved + Beyond(capacity, claims_));
+  return std::min(HardRoom(owner),
+                  reserved + SaturatingSubtract(capacity, claims_));
 }
 
 uint64_t OwnerAccounts::ReservedForOthers(OwnerId owner) {
   uint64_t reserved = claims_ - live_;
   ForChain(owner, [&](OwnerId, const OwnerAccount& account) {
-    reserved = Beyond(reserved, account.claim() - account.claimed);
+    reserved = SaturatingSubtract(reserved, account.claim() - account.claimed);
   });
   return reserved;
 }

@@ -57,7 +57,7 @@ absl::Status PagePool::CheckHeadroom(uint64_t pages) const {
   QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo info,
                          driver_->GetMemoryInfo(options_.device));
   const uint64_t spare =
-      CheckedSubtract(info.free.value(), options_.headroom.value()).value_or(0);
+      SaturatingSubtract(info.free.value(), options_.headroom.value());
   if (pages <= spare / options_.page_size.value()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       pages, " more pages would leave less than ", options_.headroom.value(),

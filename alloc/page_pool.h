@@ -72,9 +72,7 @@ class PagePool {
   void SetLimit(uint64_t limit);
   uint64_t limit() const { return limit_; }
   uint64_t in_use() const { return in_use_; }
-  uint64_t growable() const {
-    return CheckedSubtract(limit_, in_use_).value_or(0);
-  }
+  uint64_t growable() const { return SaturatingSubtract(limit_, in_use_); }
   uint64_t cached() const { return cached_.size(); }
   uint64_t quarantined() const { return quarantined_.size(); }
   uint64_t peak_in_use() const { return peak_in_use_; }

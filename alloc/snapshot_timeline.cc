@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "alloc/saturating.h"
 
 namespace quire {
 namespace {

@@ -19,6 +19,17 @@ TEST(UnitsTest, SubtractionBelowZeroHasNoValue) {
   EXPECT_EQ(CheckedSubtract(Bytes(3), Bytes(4)), std::nullopt);
 }
 
+TEST(UnitsTest, SaturatingFiguresStayAtTheEndsOfTheRange) {
+  EXPECT_EQ(SaturatingAdd(2, 3), 5u);
+  EXPECT_EQ(SaturatingAdd(UINT64_MAX - 1, 1), UINT64_MAX);
+  EXPECT_EQ(SaturatingAdd(UINT64_MAX - 1, 2), UINT64_MAX);
+  EXPECT_EQ(SaturatingSubtract(5, 3), 2u);
+  EXPECT_EQ(SaturatingSubtract(3, 3), 0u);
+  EXPECT_EQ(SaturatingSubtract(3, 5), 0u);
+  EXPECT_EQ(SaturatingAdd(Bytes(UINT64_MAX), Bytes(1)), Bytes(UINT64_MAX));
+  EXPECT_EQ(SaturatingSubtract(Bytes(1), Bytes(2)), Bytes(0));
+}
+
 TEST(UnitsTest, AlignUpNearTheEndOfTheRangeHasNoValue) {
   EXPECT_EQ(CheckedAlignUp(Bytes(0), Bytes(256)), Bytes(0));
   EXPECT_EQ(CheckedAlignUp(Bytes(1), Bytes(256)), Bytes(256));

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "alloc/saturating.h"
 
 namespace quire {
 namespace {

@@ -9,7 +9,7 @@ namespace {
 
 // What `a` has beyond `b`.
 uint64_t Beyond(PageCount a, PageCount b) {
-  return CheckedSubtract(a.value(), b.value()).value_or(0);
+  return SaturatingSubtract(a.value(), b.value());
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ namespace quire {
 // A sum of page counts; what does not fit stays at the largest number, which
 // every comparison with a supply refuses.
 constexpr PageCount Plus(PageCount a, PageCount b) {
-  return PageCount(CheckedAdd(a.value(), b.value()).value_or(UINT64_MAX));
+  return PageCount(SaturatingAdd(a.value(), b.value()));
 }
 
 // What all regions of a cache have in common. Immutable.

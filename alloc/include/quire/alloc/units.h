@@ -1,7 +1,7 @@
 // Unit types: what a number counts is part of its type.
 //
 // Sizes come from files, users and other processes, so the only way to add,
-// multiply or align them is checked: every such function returns nullopt where
+// multiply or align them is checked: a Checked function returns nullopt where
 // the result does not fit, and the caller says what was asked for. There is no
 // operator+ on purpose.
 
@@ -119,6 +119,21 @@ constexpr std::optional<Bytes> CheckedAlignUp(Bytes a, Bytes alignment) {
 constexpr std::optional<DeviceAddress> CheckedAdd(DeviceAddress a, Bytes n) {
   const auto sum = CheckedAdd(a.value(), n.value());
   return sum ? std::optional(DeviceAddress(*sum)) : std::nullopt;
+}
+
+// The same, kept at the end of the range where the result does not fit: for
+// figures that are compared or reported, never for the size of anything made.
+constexpr uint64_t SaturatingAdd(uint64_t a, uint64_t b) {
+  return CheckedAdd(a, b).value_or(UINT64_MAX);
+}
+constexpr uint64_t SaturatingSubtract(uint64_t a, uint64_t b) {
+  return CheckedSubtract(a, b).value_or(0);
+}
+constexpr Bytes SaturatingAdd(Bytes a, Bytes b) {
+  return Bytes(SaturatingAdd(a.value(), b.value()));
+}
+constexpr Bytes SaturatingSubtract(Bytes a, Bytes b) {
+  return Bytes(SaturatingSubtract(a.value(), b.value()));
 }
 
 // The pages that `size` needs: rounded up, and never an overflow, since the
