@@ -53,9 +53,8 @@ void DeviceMemory::Impl::UpdatePressure() {
     const OwnerPageLimits& limits = account.limits;
     const uint64_t limit =
         limits.hard != kNoPageLimit ? limits.hard : limits.soft;
-    events->Add(PressureChange{
-        owner, owner_before, account.gauge.level(), PageBytes(account.live),
-        limit == kNoPageLimit ? Bytes(0) : PageBytes(limit)});
+    events->Add(PressureChange{owner, owner_before, account.gauge.level(),
+                               PageBytes(account.live), LimitBytes(limit)});
   });
 }
 

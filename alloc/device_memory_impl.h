@@ -307,6 +307,10 @@ class DeviceMemory::Impl {
     return CheckedBytes(PageCount(pages), page_size_)
         .value_or(Bytes(UINT64_MAX));
   }
+  // Of an owner: none is 0.
+  Bytes LimitBytes(uint64_t pages) const {
+    return pages == kNoPageLimit ? Bytes(0) : PageBytes(pages);
+  }
   // After every mutation: publishes live_pages_, reads the gauges, and checks
   // everything in checking builds.
   void AfterMutation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -13,7 +13,6 @@ namespace {
 
 absl::StatusOr<uint64_t> LimitInPages(const char* name, Bytes limit,
                                       Bytes page_size) {
-  if (limit.zero()) return kNoPageLimit;
   const uint64_t pages = limit.value() / page_size.value();
   if (pages > 0) return pages;
   return absl::InvalidArgumentError(
@@ -21,15 +20,17 @@ absl::StatusOr<uint64_t> LimitInPages(const char* name, Bytes limit,
                    " bytes does not hold one page of ", page_size.value()));
 }
 
+absl::StatusOr<uint64_t> OwnerLimitInPages(const char* name, Bytes limit,
+                                           Bytes page_size) {
+  if (limit.zero()) return kNoPageLimit;
+  return LimitInPages(name, limit, page_size);
+}
+
 }  // namespace
 
 absl::Status DeviceMemory::Impl::SetLimit(Bytes limit) {
-  const uint64_t pages = limit.value() / page_size_.value();
-  if (pages == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a limit of ", limit.value(),
-                     " bytes does not hold one page of ", page_size_.value()));
-  }
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t pages,
+                         LimitInPages("limit", limit, page_size_));
   Section section(this);
   backing_.pool().SetLimit(pages);
   gauge_.SetLimits(UINT64_MAX, pages, thresholds_);
@@ -44,10 +45,10 @@ absl::Status DeviceMemory::Impl::SetOwnerLimits(OwnerId owner,
                                                 const OwnerLimits& limits) {
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
   OwnerPageLimits pages;
-  QUIRE_ASSIGN_OR_RETURN(pages.soft,
-                         LimitInPages("soft limit", limits.soft, page_size_));
-  QUIRE_ASSIGN_OR_RETURN(pages.hard,
-                         LimitInPages("hard limit", limits.hard, page_size_));
+  QUIRE_ASSIGN_OR_RETURN(
+      pages.soft, OwnerLimitInPages("soft limit", limits.soft, page_size_));
+  QUIRE_ASSIGN_OR_RETURN(
+      pages.hard, OwnerLimitInPages("hard limit", limits.hard, page_size_));
   pages.reserved = PagesFor(limits.reserved_minimum, page_size_).value();
   if (!limits.soft.zero() && pages.soft > pages.hard) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -86,9 +87,6 @@ std::vector<OwnerStatistics> DeviceMemory::Impl::GetOwnerStatistics() {
 OwnerStatistics DeviceMemory::Impl::StatisticsOf(OwnerId owner) {
   const OwnerAccount& account = backing_.owners().AccountOf(owner);
   const OwnerPageLimits& limits = account.limits;
-  const auto limit_bytes = [&](uint64_t pages) {
-    return pages == kNoPageLimit ? Bytes(0) : PageBytes(pages);
-  };
   const auto beyond = [&](uint64_t limit) {
     return PageBytes(SaturatingSubtract(account.live, limit));
   };
@@ -98,8 +96,8 @@ OwnerStatistics DeviceMemory::Impl::StatisticsOf(OwnerId owner) {
   statistics.live = PageBytes(account.live);
   statistics.peak_live = PageBytes(account.peak);
   statistics.asleep = PageBytes(backing_.saved().CountOf(owner));
-  statistics.limits = {.soft = limit_bytes(limits.soft),
-                       .hard = limit_bytes(limits.hard),
+  statistics.limits = {.soft = LimitBytes(limits.soft),
+                       .hard = LimitBytes(limits.hard),
                        .reserved_minimum = PageBytes(limits.reserved)};
   statistics.hard_room = PageBytes(backing_.owners().HardRoom(owner));
   statistics.allowance =
