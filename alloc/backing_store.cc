@@ -39,8 +39,7 @@ BackingStore::BackingStore(Driver* driver, const OwnerRegistry* owners,
 absl::Status BackingStore::TryCommit(const CommitRequest& request,
                                      CommitAttempt* attempt) {
   ManagedRange* const range = request.range;
-  attempt->shortage = CommitAttempt::Shortage::kNone;
-  attempt->hopeless = false;
+  attempt->Restart();
   uint64_t unbacked = 0;
   uint64_t cooling = 0;
   for (uint64_t i = request.first; i < request.first + request.count; ++i) {
@@ -189,9 +188,7 @@ absl::Status BackingStore::TakePages(CommitAttempt* attempt,
 
 absl::Status BackingStore::TryPrepareFor(OwnerId owner,
                                          CommitAttempt* attempt) {
-  attempt->shortage = CommitAttempt::Shortage::kNone;
-  attempt->missing = 0;
-  attempt->hopeless = false;
+  attempt->Restart();
   attempt->growth = attempt->wanted;
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner, attempt));
   return TryPrepare(attempt);

@@ -78,6 +78,13 @@ struct CommitAttempt {
   // Pages that became live, where the attempt succeeded.
   uint64_t became_live = 0;
 
+  // Before the next attempt: what the last one was short of is forgotten.
+  void Restart() {
+    shortage = Shortage::kNone;
+    missing = 0;
+    limited_by.reset();
+    hopeless = false;
+  }
   // What there was not enough of, in pages.
   uint64_t requested() const {
     switch (shortage) {

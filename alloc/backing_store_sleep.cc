@@ -143,9 +143,7 @@ absl::Status BackingStore::TryBeginWake(
     const std::vector<ManagedRange*>& ranges, CommitAttempt* attempt,
     SleepTransition* transition) {
   QUIRE_RETURN_IF_ERROR(CheckNotMoving(ranges));
-  attempt->shortage = CommitAttempt::Shortage::kNone;
-  attempt->hopeless = false;
-  attempt->limited_by.reset();
+  attempt->Restart();
   attempt->slots = 0;
   *transition = SleepTransition();
   transition->runs = RunsOf(ranges, IsAsleep);
