@@ -10,12 +10,6 @@
 namespace quire {
 namespace {
 
-bool IsUnbacked(const PageSlot& slot) {
-  return slot.state == SlotState::kUnbacked;
-}
-bool IsLive(const PageSlot& slot) { return slot.state == SlotState::kLive; }
-bool IsAsleep(const PageSlot& slot) { return slot.state == SlotState::kAsleep; }
-
 absl::Status SlotIsAsleep(const ManagedRange& range, uint64_t slot) {
   return absl::FailedPreconditionError(
       absl::StrCat("page ", slot, " of the range at ", range.address().value(),
@@ -90,7 +84,7 @@ absl::Status BackingStore::TryCommit(const CommitRequest& request,
   // From here on nothing can fail.
   for (uint64_t i = request.first; cooling > 0; ++i) {
     PageSlot& slot = range->slots[i];
-    if (slot.state != SlotState::kCooling) continue;
+    if (!IsCooling(slot)) continue;
     queue_.Remove(&slot);
     SetState(&slot, SlotState::kLive);
     --range->lingering;
@@ -155,7 +149,7 @@ uint64_t BackingStore::CountRevived(const CommitRequest& request) {
   std::unordered_set<const PageRecord*> several;
   for (uint64_t i = request.first; i < request.first + request.count; ++i) {
     const PageSlot& slot = request.range->slots[i];
-    if (slot.state != SlotState::kCooling || slot.page->live > 0) continue;
+    if (!IsCooling(slot) || slot.page->live > 0) continue;
     if (slot.page->cooling == 1 || several.insert(slot.page).second) ++revived;
   }
   return revived;
@@ -468,7 +462,7 @@ absl::Status BackingStore::SetOwner(ManagedRange* range, OwnerId owner,
                                     uint64_t* pages) {
   *pages = 0;
   const auto moves = [](const PageSlot& slot) {
-    return slot.state == SlotState::kLive || slot.state == SlotState::kCooling;
+    return IsLive(slot) || IsCooling(slot);
   };
   const uint64_t asleep =
       range->RunEnd(0, range->slots.size(),
@@ -523,7 +517,7 @@ absl::Status BackingStore::CheckInvariants(
                     static_cast<int>(slot.state), " has ",
                     slot.page == nullptr ? "no page" : "a page");
       }
-      if ((slot.batch != nullptr) != (slot.state == SlotState::kCooling)) {
+      if ((slot.batch != nullptr) != IsCooling(slot)) {
         return fail("slot ", address, " in state ",
                     static_cast<int>(slot.state),
                     " does not agree with the retirement queue");
@@ -531,7 +525,7 @@ absl::Status BackingStore::CheckInvariants(
       if (slot.page != nullptr && pool_.Find(slot.page->handle) != slot.page) {
         return fail("slot ", address, " has a page that does not exist");
       }
-      if (slot.state == SlotState::kCooling) ++cooling;
+      if (IsCooling(slot)) ++cooling;
       if (!IsUnbacked(slot) && !IsLive(slot) && !IsAsleep(slot)) ++lingering;
     }
     if (lingering != range->lingering) {

@@ -12,9 +12,6 @@
 namespace quire {
 namespace {
 
-bool IsLive(const PageSlot& slot) { return slot.state == SlotState::kLive; }
-bool IsAsleep(const PageSlot& slot) { return slot.state == SlotState::kAsleep; }
-
 // Runs of the slots for which `predicate` holds, in order of owner.
 template <typename Predicate>
 std::vector<SleepTransition::Run> RunsOf(std::vector<ManagedRange*> ranges,

@@ -76,11 +76,9 @@ std::vector<DeviceMemory::PageMapEntry> DeviceMemory::Impl::CalculatePageMap()
   for (const auto& [first_page, range] : ranges_) {
     for (uint64_t i = 0; i < range->slots.size(); ++i) {
       const PageSlot& slot = range->slots[i];
-      if (slot.state != SlotState::kLive && slot.state != SlotState::kCooling) {
-        continue;
-      }
+      if (!IsLive(slot) && !IsCooling(slot)) continue;
       entries.push_back({range->SlotAddress(i, page_size_), slot.page->handle,
-                         range->owner(), slot.state == SlotState::kCooling});
+                         range->owner(), IsCooling(slot)});
     }
   }
   return entries;

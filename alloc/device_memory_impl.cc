@@ -276,10 +276,7 @@ PageCount DeviceMemory::Impl::CommittedPages(const AddressRange* range,
   const auto& slots = static_cast<const ManagedRange*>(range)->slots;
   const auto begin = slots.begin() + static_cast<std::ptrdiff_t>(first.value());
   const auto end = begin + static_cast<std::ptrdiff_t>(count.value());
-  return PageCount(
-      static_cast<uint64_t>(std::count_if(begin, end, [](const PageSlot& slot) {
-        return slot.state == SlotState::kLive;
-      })));
+  return PageCount(static_cast<uint64_t>(std::count_if(begin, end, IsLive)));
 }
 
 PageHandle DeviceMemory::Impl::PageAt(const AddressRange* range,
@@ -288,7 +285,7 @@ PageHandle DeviceMemory::Impl::PageAt(const AddressRange* range,
   MutexLock lock(&mutex_);
   const PageSlot& found =
       static_cast<const ManagedRange*>(range)->slots[slot.value()];
-  return found.state == SlotState::kLive ? found.page->handle : PageHandle();
+  return IsLive(found) ? found.page->handle : PageHandle();
 }
 
 PageCount DeviceMemory::Impl::Trim(PageCount keep) {

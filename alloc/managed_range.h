@@ -25,6 +25,19 @@ struct PageSlot {
   SlotState state = SlotState::kUnbacked;
 };
 
+inline bool IsUnbacked(const PageSlot& slot) {
+  return slot.state == SlotState::kUnbacked;
+}
+inline bool IsLive(const PageSlot& slot) {
+  return slot.state == SlotState::kLive;
+}
+inline bool IsCooling(const PageSlot& slot) {
+  return slot.state == SlotState::kCooling;
+}
+inline bool IsAsleep(const PageSlot& slot) {
+  return slot.state == SlotState::kAsleep;
+}
+
 // Guarded by the lock of its DeviceMemory, the base class apart. Shared with
 // the batches of the retirement queue that have held a slot of it, which may
 // outlive the range's addresses.
