@@ -32,6 +32,34 @@ absl::Status DeviceMemory::Impl::CheckOwner(OwnerId owner) {
 
 // ---- Addresses --------------------------------------------------------------
 
+absl::Status DeviceMemory::Impl::CheckAlignment(Bytes alignment) {
+  if (alignment.zero() || IsPowerOfTwo(alignment.value())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("alignment ", alignment.value(), " is not a power of two"));
+}
+
+std::optional<uint64_t> DeviceMemory::Impl::TakeAddresses(PageCount pages,
+                                                          Bytes alignment) {
+  return addresses_->Take(pages.value(), std::max(alignment, Bytes(1)).value());
+}
+
+ManagedRange* DeviceMemory::Impl::AddRange(uint64_t first, PageCount pages,
+                                           OwnerId owner) {
+  auto range = std::make_shared<ManagedRange>(addresses_->AddressOf(first),
+                                              first, pages, owner);
+  ManagedRange* const result = range.get();
+  addresses_->Publish(first, pages.value(), result);
+  ranges_.emplace(first, std::move(range));
+  return result;
+}
+
+void DeviceMemory::Impl::Retire(ManagedRange* range) {
+  addresses_->Publish(range->first_page, range->slots.size(), nullptr);
+  range->retired = true;
+}
+
 absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveRange(
     PageCount pages, OwnerId owner, Bytes alignment) {
   for (int round = 0;; ++round) {
@@ -49,31 +77,20 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveOrExplain(
   if (pages.zero()) {
     return absl::InvalidArgumentError("a range of no pages was asked for");
   }
-  if (!alignment.zero() && !IsPowerOfTwo(alignment.value())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "alignment ", alignment.value(), " is not a power of two"));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckAlignment(alignment));
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
   ReliefState relief;
   do {
     Section section(this);
-    std::optional<uint64_t> first =
-        addresses_->Take(pages.value(), std::max(alignment, Bytes(1)).value());
-    if (!first && HarvestAll()) {
-      first = addresses_->Take(pages.value(),
-                               std::max(alignment, Bytes(1)).value());
-    }
+    std::optional<uint64_t> first = TakeAddresses(pages, alignment);
+    if (!first && HarvestAll()) first = TakeAddresses(pages, alignment);
     if (!first) {
       NoteFailure(&relief);
       continue;
     }
-    auto range = std::make_shared<ManagedRange>(addresses_->AddressOf(*first),
-                                                *first, pages, owner);
-    addresses_->Publish(*first, pages.value(), range.get());
-    AddressRange* const result = range.get();
-    ranges_.emplace(*first, std::move(range));
+    AddressRange* const range = AddRange(*first, pages, owner);
     AfterMutation();
-    return result;
+    return range;
   } while (pages.value() <= addresses_->total_pages() &&
            Relieve(pages.value(), &relief));
   return OutOfAddresses(pages);
@@ -83,8 +100,7 @@ void DeviceMemory::Impl::ReleaseRange(AddressRange* range, const Fence& fence) {
   auto* const managed = static_cast<ManagedRange*>(range);
   Section section(this);
   AwaitTransition(managed);
-  addresses_->Publish(managed->first_page, managed->slots.size(), nullptr);
-  managed->retired = true;
+  Retire(managed);
   uint64_t released = 0;
   // A refusal is visible in Health and the statistics.
   (void)backing_.Decommit(managed, 0, managed->slots.size(), fence, &released);
@@ -223,11 +239,15 @@ absl::Status DeviceMemory::Impl::TryWithRelief(
   } while (attempt->shortage == CommitAttempt::Shortage::kOwner
                ? RelieveOwner(*attempt, relief)
                : Relieve(attempt->missing, &relief));
+  GiveUp(*attempt);
+  return status;
+}
+
+void DeviceMemory::Impl::GiveUp(const CommitAttempt& attempt) {
   Section section(this);
-  backing_.AbandonCommit(*attempt);
+  backing_.AbandonCommit(attempt);
   AfterMutation();
   freed_.NotifyAll();
-  return status;
 }
 
 absl::Status DeviceMemory::Impl::Remap(AddressRange* range, PageCount first,

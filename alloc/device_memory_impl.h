@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -213,6 +214,8 @@ class DeviceMemory::Impl {
   absl::Status TryWithRelief(bool may_wait, CommitAttempt* attempt,
                              absl::FunctionRef<absl::Status()> try_once)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // After the last attempt has failed.
+  void GiveUp(const CommitAttempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
   // Brings pages (and addresses) back when `wanted` pages are missing: asks the
   // reclaimers, then waits for what cools. False where nothing more can come.
   bool Relieve(uint64_t wanted, ReliefState* state) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -241,6 +244,15 @@ class DeviceMemory::Impl {
   // Returns as soon as anything was freed since FreedSoFar was `freed_before`,
   // by this thread or another; false where nothing more can be.
   bool WaitForCooling(uint64_t freed_before) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The page number of the first, where a run is free. `alignment` as in
+  // ReserveRange, and checked.
+  std::optional<uint64_t> TakeAddresses(PageCount pages, Bytes alignment)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes the range at addresses that were taken, and lets Find see it.
+  ManagedRange* AddRange(uint64_t first, PageCount pages, OwnerId owner)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Find sees the range no more; its addresses are kept while slots linger.
+  void Retire(ManagedRange* range) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasAddresses(PageCount count, Bytes alignment)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Harvest(size_t at_most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -287,6 +299,7 @@ class DeviceMemory::Impl {
   void FillUpAfterCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   static absl::Status CheckOwner(OwnerId owner);
+  static absl::Status CheckAlignment(Bytes alignment);
   absl::Status CheckSlots(const AddressRange* range, PageCount first,
                           PageCount count) const;
   void DescribeOwners(PageCount pages, OwnerId owner, ShortageFacts* facts)

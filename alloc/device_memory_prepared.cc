@@ -3,9 +3,7 @@
 // making a range from what is there, which does not.
 
 #include <algorithm>
-#include <memory>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "alloc/device_memory_impl.h"
@@ -85,10 +83,7 @@ absl::Status DeviceMemory::Impl::GatherOrExplain(OwnerId owner, PageCount pages,
                                                  PageCount addresses,
                                                  Bytes alignment, bool wait) {
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
-  if (!alignment.zero() && !IsPowerOfTwo(alignment.value())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "alignment ", alignment.value(), " is not a power of two"));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckAlignment(alignment));
   CommitAttempt attempt;
   attempt.wanted = pages.value();
   ReliefState relief;
@@ -113,12 +108,7 @@ absl::Status DeviceMemory::Impl::GatherOrExplain(OwnerId owner, PageCount pages,
                : Relieve(std::max(attempt.missing,
                                   found_addresses ? 0 : addresses.value()),
                          &relief));
-  {
-    Section section(this);
-    backing_.AbandonCommit(attempt);
-    AfterMutation();
-    freed_.NotifyAll();
-  }
+  GiveUp(attempt);
   if (absl::IsResourceExhausted(status)) {
     return OutOfMemory({owner, attempt.requested(), attempt.shortage, status,
                         wait ? VerdictDetail::kFull : VerdictDetail::kBrief});
@@ -136,8 +126,7 @@ PageCount DeviceMemory::Impl::HarvestCached() {
 }
 
 bool DeviceMemory::Impl::HasAddresses(PageCount count, Bytes alignment) {
-  const std::optional<uint64_t> first =
-      addresses_->Take(count.value(), std::max(alignment, Bytes(1)).value());
+  const std::optional<uint64_t> first = TakeAddresses(count, alignment);
   if (first) addresses_->Return(*first, count.value());
   return first.has_value();
 }
@@ -154,34 +143,28 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::TryMakeRange(
     return absl::AbortedError(
         absl::StrCat(fresh, " pages wanted, ", prepared, " are prepared"));
   }
-  const std::optional<uint64_t> first =
-      addresses_->Take(count.value(), std::max(alignment, Bytes(1)).value());
+  const std::optional<uint64_t> first = TakeAddresses(count, alignment);
   if (!first) {
     return absl::AbortedError(
         absl::StrCat("no run of ", count.value(), " addresses is free"));
   }
-  auto range = std::make_shared<ManagedRange>(addresses_->AddressOf(*first),
-                                              *first, count, owner);
-  addresses_->Publish(*first, count.value(), range.get());
-  AddressRange* const result = range.get();
-  ranges_.emplace(*first, range);
+  ManagedRange* const range = AddRange(*first, count, owner);
   CommitAttempt attempt;
   const absl::Status status =
-      backing_.TryCommit({range.get(), 0, count.value(), pages}, &attempt);
+      backing_.TryCommit({range, 0, count.value(), pages}, &attempt);
   if (!status.ok()) {
     // What the driver lost on the way lingers, and keeps the addresses.
-    addresses_->Publish(*first, count.value(), nullptr);
-    range->retired = true;
-    if (range->lingering == 0) FreeAddresses(range.get());
+    Retire(range);
+    if (range->lingering == 0) FreeAddresses(range);
     AfterMutation();
     const bool may_be_gathered =
         absl::IsResourceExhausted(status) &&
         attempt.shortage != CommitAttempt::Shortage::kMappings;
     return may_be_gathered ? absl::AbortedError(status.message()) : status;
   }
-  Record(TraceAction::kCommit, result, 0, attempt.became_live);
+  Record(TraceAction::kCommit, range, 0, attempt.became_live);
   AfterMutation();
-  return result;
+  return range;
 }
 
 }  // namespace quire
