@@ -71,12 +71,6 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
   return address;
 }
 
-absl::Status DeviceAllocator::Impl::CheckOwner(OwnerId owner) {
-  if (owner.value() < kMaxOwners) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("owner %u is not below %u", owner.value(), kMaxOwners));
-}
-
 // ---- Small ------------------------------------------------------------------
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(

@@ -159,7 +159,6 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::StatusOr<DeviceAddress> AllocateSlow(Bytes size,
                                              const AllocateOptions& options)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  static absl::Status CheckOwner(OwnerId owner);
   absl::StatusOr<DeviceAddress> AllocateSmall(int size_class,
                                               const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);

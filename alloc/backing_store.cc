@@ -61,7 +61,7 @@ absl::Status BackingStore::TryCommit(const CommitRequest& request,
                                   : static_cast<uint64_t>(std::count(
                                         named.begin(), named.end(), nullptr));
   attempt->growth = attempt->wanted + (cooling > 0 ? CountRevived(request) : 0);
-  QUIRE_RETURN_IF_ERROR(CheckOwner(range->owner(), attempt));
+  QUIRE_RETURN_IF_ERROR(CheckGrowth(range->owner(), attempt));
   const uint64_t live_before = accounts_.live();
   if (unbacked > 0) {
     std::vector<PageRecord*> pages;
@@ -155,7 +155,7 @@ uint64_t BackingStore::CountRevived(const CommitRequest& request) {
   return revived;
 }
 
-absl::Status BackingStore::CheckOwner(OwnerId owner, CommitAttempt* attempt) {
+absl::Status BackingStore::CheckGrowth(OwnerId owner, CommitAttempt* attempt) {
   const uint64_t pages = attempt->growth;
   const std::optional<GrowthRefusal> refusal =
       owners().CheckGrowth(owner, pages, capacity());
@@ -184,7 +184,7 @@ absl::Status BackingStore::TryPrepareFor(OwnerId owner,
                                          CommitAttempt* attempt) {
   attempt->Restart();
   attempt->growth = attempt->wanted;
-  QUIRE_RETURN_IF_ERROR(CheckOwner(owner, attempt));
+  QUIRE_RETURN_IF_ERROR(CheckGrowth(owner, attempt));
   return TryPrepare(attempt);
 }
 

@@ -208,7 +208,7 @@ class BackingStore {
   // Creates pages until attempt->wanted are cached, within the pool's limit.
   absl::Status TryPrepare(CommitAttempt* attempt);
   // OK where the owner may have attempt->growth pages more.
-  absl::Status CheckOwner(OwnerId owner, CommitAttempt* attempt);
+  absl::Status CheckGrowth(OwnerId owner, CommitAttempt* attempt);
   // Takes attempt->wanted pages from the pool.
   absl::Status TakePages(CommitAttempt* attempt,
                          std::vector<PageRecord*>* pages);

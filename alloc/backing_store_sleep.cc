@@ -198,7 +198,7 @@ absl::Status BackingStore::CheckOwnersOf(
       ++checked;
     }
     attempt->growth = checked - begin;
-    status = CheckOwner(owner, attempt);
+    status = CheckGrowth(owner, attempt);
     if (!status.ok()) break;
     owners().Enter(owner, attempt->growth);
   }

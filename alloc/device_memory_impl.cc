@@ -24,12 +24,6 @@ DeviceMemory::Impl::~Impl() {
   for (const auto& [first_page, range] : ranges_) backing_.Clear(range.get());
 }
 
-absl::Status DeviceMemory::Impl::CheckOwner(OwnerId owner) {
-  if (owner.value() < kMaxOwners) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("owner ", owner.value(), " is not below ", kMaxOwners));
-}
-
 // ---- Addresses --------------------------------------------------------------
 
 absl::Status DeviceMemory::Impl::CheckAlignment(Bytes alignment) {

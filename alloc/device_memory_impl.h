@@ -298,7 +298,6 @@ class DeviceMemory::Impl {
   // Where a commit may have taken pages.
   void FillUpAfterCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  static absl::Status CheckOwner(OwnerId owner);
   static absl::Status CheckAlignment(Bytes alignment);
   absl::Status CheckSlots(const AddressRange* range, PageCount first,
                           PageCount count) const;

@@ -2,12 +2,20 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace quire {
 namespace {
 
 constexpr char kSeparator = '/';
 
 }  // namespace
+
+absl::Status CheckOwner(OwnerId owner) {
+  if (owner.value() < kMaxOwners) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("owner ", owner.value(), " is not below ", kMaxOwners));
+}
 
 OwnerRegistry::OwnerRegistry() : entries_({{"unnamed", std::nullopt}}) {}
 

@@ -6,6 +6,14 @@
 namespace quire {
 namespace {
 
+TEST(OwnerTest, IdsBeyondWhatAccountsHoldAreRefused) {
+  EXPECT_TRUE(CheckOwner(kUnnamedOwner).ok());
+  EXPECT_TRUE(CheckOwner(OwnerId(65535)).ok());
+  const absl::Status refused = CheckOwner(OwnerId(65536));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused.message(), "owner 65536 is not below 65536");
+}
+
 TEST(OwnerRegistryTest, GivesSmallDenseIdsAndOneIdPerName) {
   OwnerRegistry owners;
   const OwnerId weights = owners.Register("weights");

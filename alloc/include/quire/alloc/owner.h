@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "quire/alloc/mutex.h"
 #include "quire/alloc/units.h"
 
@@ -21,6 +22,9 @@ inline constexpr OwnerId kUnnamedOwner{0};
 
 // Ids are below this: accounts of owners are vectors.
 inline constexpr uint32_t kMaxOwners = 65536;
+
+// kInvalidArgument for an id that is not below that.
+absl::Status CheckOwner(OwnerId owner);
 
 // The names of the owners of one runtime. Thread-safe. Names are never removed
 // and parents never change: an owner id stays valid in traces and reports.
