@@ -11,11 +11,7 @@
 // Unbacked addresses fault; they are never aliased to a page of zeros, which
 // would turn a missing Step into silent corruption.
 //
-// Thread-safe; Admit, Step, Shrink and Release wait for one another. Kernels
-// that use a sequence must be ordered by the caller: after Step, and before the
-// fence given to Shrink or Release, which must cover *every* kernel queued so
-// far that uses the sequence. A fence must be able to complete without a
-// further call of the cache: where memory is short, Admit and Step wait for it.
+// Admit, Step, Shrink and Release wait for one another.
 
 #ifndef QUIRE_PAGING_KV_CACHE_H_
 #define QUIRE_PAGING_KV_CACHE_H_
@@ -30,10 +26,9 @@
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
 #include "quire/paging/kv_layout.h"
+#include "quire/paging/sequence_cache.h"
 
 namespace quire {
-
-using SequenceId = Id<struct SequenceIdTag, uint64_t>;  // 0 names none
 
 struct KvCacheOptions {
   // The most tokens that one sequence may have: its addresses. Those of all
@@ -65,12 +60,7 @@ struct KvCacheStatistics {
   uint64_t steps_without_mapping = 0;
 };
 
-struct SequenceStep {
-  SequenceId sequence;
-  uint64_t length;  // tokens that must be backed after the step
-};
-
-class KvCache : private PageReclaimer {
+class KvCache : public SequenceCache, private PageReclaimer {
  public:
   // `memory` must outlive the cache.
   static absl::StatusOr<std::unique_ptr<KvCache>> Create(
@@ -80,27 +70,20 @@ class KvCache : private PageReclaimer {
   ~KvCache() override;
 
   const KvLayout& layout() const;
-  uint64_t max_sequence_length() const;
 
-  // Takes a sequence of `tokens` tokens and backs them, where the headroom is
-  // left. Errors, all of which change nothing: kInvalidArgument for more than
-  // max_sequence_length tokens; kResourceExhausted where pages, addresses or
-  // sequence slots do not suffice (the message says which): the caller may
-  // queue it and try again.
-  absl::StatusOr<SequenceId> Admit(uint64_t tokens);
-  // Backs every sequence up to its length: all, or none and an error, which is
-  // kResourceExhausted where memory is short and the hooks of the device memory
-  // gave up nothing; they may release sequences of this cache. A length below the last one keeps
-  // the pages (Shrink gives them back). O(steps) where nothing is mapped.
-  absl::Status Step(std::span<const SequenceStep> steps);
-  // Gives back the pages behind `length` tokens, when `fence` completes. What
-  // lay there is lost, also where a Step brings the pages back. Pages that the
-  // driver refuses to unmap are an error, and lost to this sequence: release
-  // it.
-  absl::Status Shrink(SequenceId sequence, uint64_t length, const Fence& fence);
-  // The id is dead at once. The region is parked, and adopted by no other
-  // sequence before `fence` completes.
-  absl::Status Release(SequenceId sequence, const Fence& fence);
+  // ---- SequenceCache, of pages ----
+  uint64_t max_sequence_length() const override;
+  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
+  // O(steps) where nothing is mapped.
+  absl::Status Step(std::span<const SequenceStep> steps) override;
+  absl::Status Shrink(SequenceId sequence, uint64_t length,
+                      const Fence& fence) override;
+  // The region is parked, and adopted by no other sequence before `fence`
+  // completes.
+  absl::Status Release(SequenceId sequence, const Fence& fence) override;
+  absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
+  // O(log max_sequence_length).
+  uint64_t AdmissibleTokens() const override;
 
   // Base addresses of token 0 of `layer`; token t is t * row_stride further on.
   struct LayerView {
@@ -109,11 +92,6 @@ class KvCache : private PageReclaimer {
     Bytes row_stride;
   };
   absl::StatusOr<LayerView> View(SequenceId sequence, uint32_t layer) const;
-  absl::StatusOr<uint64_t> Length(SequenceId sequence) const;
-
-  // The longest sequence that Admit would take now, as far as pages and slots
-  // go; 0 where it would take none. O(log max_sequence_length).
-  uint64_t AdmissibleTokens() const;
 
   KvCacheStatistics GetStatistics() const;
   absl::Status CheckInvariants() const;

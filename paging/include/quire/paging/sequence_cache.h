@@ -1,0 +1,70 @@
+// What an engine, a scheduler and a benchmark need of a KV cache, whatever it
+// keeps its rows in: contiguous regions (KvCache), tables of blocks, or slots
+// of the longest length.
+//
+// Life of a sequence: Admit takes its first tokens, Step makes room for the
+// next ones before the kernels run, Shrink drops the last ones, Release ends
+// it.
+//
+// Thread-safe. Kernels that use a sequence must be ordered by the caller: after
+// Step, and before the fence given to Shrink or Release, which must
+// cover *every* kernel queued so far that uses the sequence. A fence must be
+// able to complete without a further call of the cache: where memory is short,
+// Admit and Step wait for it.
+
+#ifndef QUIRE_PAGING_SEQUENCE_CACHE_H_
+#define QUIRE_PAGING_SEQUENCE_CACHE_H_
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/fence.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+using SequenceId = Id<struct SequenceIdTag, uint64_t>;  // 0 names none
+
+struct SequenceStep {
+  SequenceId sequence;
+  uint64_t length;  // tokens that must be backed after the step
+};
+
+class SequenceCache {
+ public:
+  virtual ~SequenceCache() = default;
+
+  virtual uint64_t max_sequence_length() const = 0;
+
+  // Takes a sequence of `tokens` tokens and backs them, where the headroom is
+  // left. Errors, all of which change nothing: kInvalidArgument for more than
+  // max_sequence_length tokens; kResourceExhausted where memory, addresses or
+  // sequence slots do not suffice (the message says which): the caller may
+  // queue it and try again.
+  virtual absl::StatusOr<SequenceId> Admit(uint64_t tokens) = 0;
+  // Backs every sequence up to its length: all, or none and an error, which is
+  // kResourceExhausted where memory is short and the hooks of the device memory
+  // gave up nothing; they may release sequences of this cache. A length below
+  // the last one keeps the memory (Shrink gives it back).
+  virtual absl::Status Step(std::span<const SequenceStep> steps) = 0;
+  // Gives back what lies behind `length` tokens, when `fence` completes. What
+  // lay there is lost, also where a Step brings the memory back. Pages that the
+  // driver refuses to unmap are an error, and lost to this sequence: release
+  // it.
+  virtual absl::Status Shrink(SequenceId sequence, uint64_t length,
+                              const Fence& fence) = 0;
+  // The id is dead at once. Nothing of it serves another sequence before
+  // `fence` completes.
+  virtual absl::Status Release(SequenceId sequence, const Fence& fence) = 0;
+
+  virtual absl::StatusOr<uint64_t> Length(SequenceId sequence) const = 0;
+  // The longest sequence that Admit would take now, as far as memory and slots
+  // go; 0 where it would take none.
+  virtual uint64_t AdmissibleTokens() const = 0;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_PAGING_SEQUENCE_CACHE_H_
