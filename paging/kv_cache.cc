@@ -232,6 +232,31 @@ uint64_t KvCache::Impl::AdmissibleTokens() const {
   return fits;
 }
 
+CacheUse KvCache::Impl::Use() const {
+  Totals totals;
+  {
+    MutexLock lock(&state_mutex_);
+    totals = totals_;
+  }
+  const auto bytes = [&](uint64_t pages) {
+    return Bytes(pages * geometry_.page_size().value());
+  };
+  CacheUse use;
+  use.held = bytes(totals.admitted + totals.parked);
+  use.needed = bytes(totals.admitted + totals.parked - totals.spare);
+  use.capacity = SaturatingAdd(use.needed, bytes(GetSupply().in_all.value()));
+  return use;
+}
+
+absl::StatusOr<Bytes> KvCache::Impl::FreedByRelease(SequenceId id) const {
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "weigh");
+  const KvRegion& region = *sequences_[*slot].region;
+  return Bytes((region.committed().value() - region.spare().value()) *
+               geometry_.page_size().value());
+}
+
 KvCacheStatistics KvCache::Impl::GetStatistics() const {
   MutexLock lock(&state_mutex_);
   const auto bytes = [&](uint64_t pages) {
@@ -379,6 +404,10 @@ absl::StatusOr<uint64_t> KvCache::Length(SequenceId sequence) const {
   return impl_->Length(sequence);
 }
 uint64_t KvCache::AdmissibleTokens() const { return impl_->AdmissibleTokens(); }
+CacheUse KvCache::Use() const { return impl_->Use(); }
+absl::StatusOr<Bytes> KvCache::FreedByRelease(SequenceId sequence) const {
+  return impl_->FreedByRelease(sequence);
+}
 KvCacheStatistics KvCache::GetStatistics() const {
   return impl_->GetStatistics();
 }

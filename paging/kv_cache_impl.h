@@ -62,6 +62,9 @@ class KvCache::Impl {
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const
       ABSL_LOCKS_EXCLUDED(state_mutex_);
   uint64_t AdmissibleTokens() const ABSL_LOCKS_EXCLUDED(state_mutex_);
+  CacheUse Use() const ABSL_LOCKS_EXCLUDED(state_mutex_);
+  absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const
+      ABSL_LOCKS_EXCLUDED(state_mutex_);
   KvCacheStatistics GetStatistics() const ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::Status CheckInvariants() const
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
@@ -72,9 +75,8 @@ class KvCache::Impl {
 
   PageCount Reclaim(PageCount wanted) ABSL_LOCKS_EXCLUDED(state_mutex_);
   PageCount ReclaimFrom(OwnerId owner, PageCount wanted) {
-    return memory_->owners()->IsWithin(options_.owner, owner)
-               ? Reclaim(wanted)
-               : PageCount(0);
+    return memory_->owners()->IsWithin(options_.owner, owner) ? Reclaim(wanted)
+                                                              : PageCount(0);
   }
   PageCount Reclaimable() const {
     return PageCount(reclaimable_.load(std::memory_order_relaxed));

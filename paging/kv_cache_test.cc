@@ -313,6 +313,40 @@ TEST(KvCacheTest, AdmissibleTokensIsWhatAdmitTakes) {
   }
 }
 
+TEST(KvCacheTest, UseTellsWhatIsNeededHeldAndToBeHad) {
+  constexpr auto pages = [](uint64_t n) { return Bytes(n * 4096); };
+  TestDevice device(64);
+  KvCacheOptions options = CacheOptions(320);
+  options.map_ahead = PageCount(1);
+  const auto cache = MakeCache(&device, 1, options);
+  EXPECT_EQ(cache->Use().needed, Bytes(0));
+  EXPECT_EQ(cache->Use().capacity, pages(64));
+  EXPECT_EQ(cache->Use().fraction(), 0);
+
+  const SequenceId a = Admit(cache.get(), 33);  // two pages of five layers
+  const SequenceId b = Admit(cache.get(), 1);
+  EXPECT_EQ(cache->Use().needed, pages(15));
+  EXPECT_EQ(cache->Use().held, pages(25));  // with a page ahead for each layer
+  EXPECT_EQ(cache->Use().capacity, pages(64));
+  EXPECT_EQ(*cache->FreedByRelease(a), pages(10));
+  EXPECT_EQ(*cache->FreedByRelease(b), pages(5));
+
+  Release(cache.get(), a);  // parked pages are held, and not needed
+  EXPECT_EQ(cache->Use().needed, pages(5));
+  EXPECT_EQ(cache->Use().held, pages(25));
+  EXPECT_EQ(cache->FreedByRelease(a).status().code(),
+            absl::StatusCode::kNotFound);
+
+  // What others use cannot be had.
+  AddressRange* const other =
+      *device.memory()->ReserveRange(PageCount(30), kUnnamedOwner);
+  ASSERT_TRUE(device.memory()->Commit(other, PageCount(0), PageCount(30)).ok());
+  EXPECT_EQ(cache->Use().capacity, pages(34));
+  device.memory()->ReleaseRange(other, Fence());
+  EXPECT_EQ(cache->Use().capacity, pages(64));
+  EXPECT_EQ(CacheUse().fraction(), 1);
+}
+
 TEST(KvCacheTest, SequenceSlotsAreALimitOfTheirOwn) {
   TestDevice device(64);
   KvCacheOptions options = CacheOptions(320);

@@ -84,6 +84,8 @@ class KvCache : public SequenceCache, private PageReclaimer {
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
   // O(log max_sequence_length).
   uint64_t AdmissibleTokens() const override;
+  CacheUse Use() const override;
+  absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
 
   // Base addresses of token 0 of `layer`; token t is t * row_stride further on.
   struct LayerView {

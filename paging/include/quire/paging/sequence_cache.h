@@ -32,6 +32,26 @@ struct SequenceStep {
   uint64_t length;  // tokens that must be backed after the step
 };
 
+// How full a cache is, for whoever decides what runs.
+struct CacheUse {
+  // Under the lengths of admitted sequences: nothing but Shrink and Release
+  // makes it free.
+  Bytes needed;
+  // Physical memory that the cache keeps for itself: what is needed, partly
+  // used pages, what is mapped ahead and what is parked.
+  Bytes held;
+  // What is needed, and what sequences could still get: with all that others
+  // could give, and below the limits of the owner.
+  Bytes capacity;
+
+  // 1 where nothing can be had.
+  double fraction() const {
+    return capacity.zero() ? 1
+                           : static_cast<double>(needed.value()) /
+                                 static_cast<double>(capacity.value());
+  }
+};
+
 class SequenceCache {
  public:
   virtual ~SequenceCache() = default;
@@ -63,6 +83,10 @@ class SequenceCache {
   // The longest sequence that Admit would take now, as far as memory and slots
   // go; 0 where it would take none.
   virtual uint64_t AdmissibleTokens() const = 0;
+  virtual CacheUse Use() const = 0;
+  // What Release would make free for others: nothing of what the sequence
+  // shares, or does not need.
+  virtual absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const = 0;
 };
 
 }  // namespace quire
