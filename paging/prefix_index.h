@@ -1,0 +1,189 @@
+// Which tokens the cached rows belong to: finds, for a prompt, who holds the
+// rows of its longest known beginning.
+//
+// An *entry* is somebody who holds the rows of a run of tokens from token 0 on:
+// a sequence, or the region that one has left behind. Tokens are kept in blocks
+// of a fixed number; a block hangs below the block before it, so that entries
+// with a common beginning share its blocks, and whoever holds a block holds all
+// blocks above it:
+//
+//   root -- [the system prompt] -- [question A] <- entry 1
+//                              \-- [question B] -- [answer B] <- entries 2, 3
+//
+// Blocks are found by a keyed 128-bit hash of the hash above and their tokens.
+// The hash only finds: a block matches where its tokens and the block above it
+// are the same ones. Of two blocks with one hash the second is not indexed.
+//
+// What is held is given up in the order of Victims: entries of low priority
+// first, the least recently used of one priority first. A priority may end at a
+// time of the caller's clock: there is no other clock. Entries that are pinned,
+// those of sequences, are no victims. How many pages an entry gives is asked of
+// the caller at that time, since pages may be shared: one that gives none is
+// passed over.
+//
+// Invariant: a block without blocks below it is the end of an entry. So whoever
+// holds a block is found by going down, and no block keeps a list of all its
+// holders, which for a system prompt are all sequences.
+//
+// Costs: Match, Extend and Truncate O(tokens); Remove O(blocks that nobody else
+// holds); the rest O(log entries). Not thread-safe: the cache's state lock
+// guards it.
+
+#ifndef QUIRE_PAGING_PREFIX_INDEX_H_
+#define QUIRE_PAGING_PREFIX_INDEX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "paging/siphash.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+using PrefixEntryId = Id<struct PrefixEntryIdTag, uint64_t>;  // 0 names none
+
+struct PrefixIndexOptions {
+  uint32_t block_tokens = 16;     // at least 1
+  std::optional<SipHashKey> key;  // none: a random one
+  // Bits of the hash that are used: fewer in tests of what a collision does.
+  int hash_bits = 128;
+};
+
+class PrefixIndex {
+ public:
+  explicit PrefixIndex(const PrefixIndexOptions& options);
+
+  uint32_t block_tokens() const { return options_.block_tokens; }
+  size_t entries() const { return entries_.size(); }
+  size_t blocks() const { return blocks_.size(); }
+
+  // An entry of no tokens, pinned once, as the one that was used last.
+  PrefixEntryId Add();
+  void Remove(PrefixEntryId entry);
+
+  // Tokens of the entry that are indexed: whole blocks.
+  uint64_t TokensOf(PrefixEntryId entry) const;
+  // The entry holds `tokens`, the first of which, TokensOf(entry) many, are
+  // known and not looked at again. Its last, incomplete block is left out.
+  void Extend(PrefixEntryId entry, std::span<const int32_t> tokens);
+  // The entry holds its first `tokens` tokens at most.
+  void Truncate(PrefixEntryId entry, uint64_t tokens);
+
+  struct Found {
+    uint64_t tokens = 0;   // whole blocks
+    PrefixEntryId holder;  // of these and perhaps more; none for 0 tokens
+    // All that hold exactly these tokens.
+    std::vector<PrefixEntryId> exact;
+  };
+  // The longest known beginning of `tokens`. Changes nothing, order included.
+  Found Match(std::span<const int32_t> tokens) const;
+
+  // Pins are counted.
+  void Pin(PrefixEntryId entry);
+  void Unpin(PrefixEntryId entry);
+  // The entry is the one that was used last.
+  void Touch(PrefixEntryId entry);
+  // The larger, the later it is given up; entries begin with 0. From the time
+  // `until` on the priority is 0 again.
+  void SetPriority(PrefixEntryId entry, int32_t priority,
+                   uint64_t until = UINT64_MAX);
+
+  // Priorities that have ended by `now` end. Time does not go back.
+  void AdvanceClock(uint64_t now);
+
+  struct Victim {
+    PrefixEntryId entry;
+    PageCount pages;  // that it gives
+  };
+  // The first entries in the order of giving up that together give `wanted`
+  // pages, or all that give some. `pages_of(entry)` tells what the entry would
+  // give by itself.
+  template <typename PagesOf>
+  std::vector<Victim> Victims(PageCount wanted, PagesOf pages_of) const {
+    std::vector<Victim> victims;
+    uint64_t given = 0;
+    for (auto it = order_.begin(); it != order_.end() && given < wanted.value();
+         ++it) {
+      const PageCount pages = pages_of(it->entry);
+      if (pages.zero()) continue;
+      victims.push_back({it->entry, pages});
+      given = SaturatingAdd(given, pages.value());
+    }
+    return victims;
+  }
+
+  // An error names what does not hold.
+  absl::Status CheckInvariants() const;
+
+ private:
+  struct Block {
+    Block* above = nullptr;
+    Hash128 hash;
+    uint64_t depth = 0;  // blocks from the root to here, this one included
+    std::vector<int32_t> tokens;
+    // The blocks below, and the place among those below `above`.
+    Block* first_below = nullptr;
+    Block* previous = nullptr;
+    Block* next = nullptr;
+    std::vector<PrefixEntryId> ends;
+  };
+  // The order of giving up.
+  struct Place {
+    int32_t priority;
+    uint64_t stamp;  // of the last use
+    PrefixEntryId entry;
+    friend auto operator<=>(const Place&, const Place&) = default;
+  };
+  struct Entry {
+    Block* end;
+    uint32_t pins = 1;
+    int32_t priority = 0;
+    uint64_t until = UINT64_MAX;
+    uint64_t stamp = 0;
+  };
+  using Expiry = std::pair<uint64_t, PrefixEntryId>;
+
+  Entry& At(PrefixEntryId entry) { return entries_.find(entry)->second; }
+  const Entry& At(PrefixEntryId entry) const {
+    return entries_.find(entry)->second;
+  }
+  static Place PlaceOf(PrefixEntryId id, const Entry& entry) {
+    return {entry.priority, entry.stamp, id};
+  }
+  // Takes the entry out of the order while `change` runs.
+  template <typename Change>
+  void Reorder(PrefixEntryId id, Change change);
+
+  Hash128 HashOf(const Block& above, std::span<const int32_t> tokens) const;
+  // Null where there is none; then `free` tells whether the hash is free.
+  Block* FindBelow(const Block& above, const Hash128& hash,
+                   std::span<const int32_t> tokens, bool* free) const;
+  Block* AddBelow(Block* above, const Hash128& hash,
+                  std::span<const int32_t> tokens);
+  void MoveEnd(PrefixEntryId id, Block* to);
+  // Drops the block, and those above it, that nobody holds any more.
+  void Prune(Block* block);
+
+  const PrefixIndexOptions options_;
+  const SipHashKey key_;
+  Block root_;
+  absl::flat_hash_map<Hash128, std::unique_ptr<Block>> blocks_;
+  absl::flat_hash_map<PrefixEntryId, Entry> entries_;
+  std::set<Place> order_;      // of what is not pinned
+  std::set<Expiry> expiring_;  // priorities that end
+  uint64_t next_entry_ = 1;
+  uint64_t next_stamp_ = 1;
+  uint64_t now_ = 0;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_PAGING_PREFIX_INDEX_H_
