@@ -154,8 +154,9 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
     *needs = {.pages = PageCount(new_pages),
               .addresses = PageCount(std::max<uint64_t>(new_pages, 1)),
               .missing = new_pages,
-              .wait = wait};
-    Recycle(new_pages, heap);
+              .wait = wait,
+              .keep = OwnerHeap::Keep::kComebacks};
+    Recycle(new_pages, heap, needs->keep);
     QUIRE_RETURN_IF_ERROR(first > 0 ? heap->AddFirstSlab(size_class)
                                     : heap->AddSlab(size_class, new_pages));
     return *heap->TakeSlot(size_class, request.alignment);
@@ -230,7 +231,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
       [&](OwnerHeap* heap, RangeNeeds* needs)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
             SeamPlan plan = heap->PlanLarge(bytes, request.alignment);
-            const uint64_t prepared = Recycle(plan.new_pages(), heap);
+            const uint64_t prepared =
+                Recycle(plan.new_pages(), heap, OwnerHeap::Keep::kNothing);
             // What was recycled may leave room for its ends.
             plan = heap->PlanLarge(bytes, request.alignment);
             *needs = {.pages = PageCount(plan.new_pages()),
@@ -300,8 +302,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AddAndPublish(
     }
     if (absl::IsResourceExhausted(status)) continue;
     if (!absl::IsAborted(status)) break;
-    if (!std::exchange(awaited, true) &&
-        AwaitSoon(needs.missing, request.owner)) {
+    if (!std::exchange(awaited, true) && AwaitSoon(needs, request.owner)) {
       continue;
     }
     QUIRE_RETURN_IF_ERROR(memory_->Gather(request.owner, needs.pages,
@@ -322,23 +323,26 @@ absl::Status DeviceAllocator::Impl::DescribeRefusal(
 
 // ---- Room -------------------------------------------------------------------
 
-uint64_t DeviceAllocator::Impl::Recycle(uint64_t wanted, OwnerHeap* heap) {
+uint64_t DeviceAllocator::Impl::Recycle(uint64_t wanted, OwnerHeap* heap,
+                                        OwnerHeap::Keep keep) {
   uint64_t prepared = memory_->Harvest().value();
   if (prepared >= wanted) return prepared;
   Collect(Flush::kNowAndThen);
-  ReleaseFree(wanted - prepared, heap);
+  ReleaseFree(wanted - prepared, heap, keep);
   return memory_->Harvest().value();
 }
 
-bool DeviceAllocator::Impl::AwaitSoon(uint64_t wanted, OwnerId owner) {
+bool DeviceAllocator::Impl::AwaitSoon(const RangeNeeds& needs, OwnerId owner) {
   const auto now = std::chrono::steady_clock::now;
   const auto pages = static_cast<int64_t>(
-      std::min<uint64_t>(wanted, kMostPatience / kPatiencePerPage));
+      std::min<uint64_t>(needs.missing, kMostPatience / kPatiencePerPage));
   const auto deadline = now() + kPatiencePerPage * pages;
   for (;;) {
     {
       MutexLock lock(&mutex_);
-      if (Recycle(wanted, HeapOf(owner)) >= wanted) return true;
+      if (Recycle(needs.missing, HeapOf(owner), needs.keep) >= needs.missing) {
+        return true;
+      }
       bool cools = memory_->GetStatistics().cooling > Bytes(0);
       for (const auto& heap : heaps_) {
         cools = cools || (!heap->kept_for_graphs() &&

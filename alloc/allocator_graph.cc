@@ -132,7 +132,7 @@ absl::Status DeviceAllocator::Impl::ReleaseGraphPool(
   graph_pools_.erase(found);
   released_pools_.push_back({heap, {streams.begin(), streams.end()}});
   heap->set_kept_for_graphs(false);
-  heap->ReleaseFree(UINT64_MAX, fence);
+  heap->ReleaseFree(UINT64_MAX, OwnerHeap::Keep::kNothing, fence);
   // What callers had freed waits for the graphs as well.
   for (SharedCooling& cooling : shared_cooling_) {
     if (cooling.block.span->heap != heap) continue;

@@ -181,6 +181,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
     Bytes alignment;
     uint64_t missing = 0;  // of its pages
     bool wait = true;      // for pages that cool
+    OwnerHeap::Keep keep = OwnerHeap::Keep::kNothing;
   };
   // Makes a range in the heap, from what is there, and takes a block of it, or
   // says what it needs. Runs with the lock.
@@ -193,11 +194,12 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // Makes up to `wanted` pages of those that nobody has a use for ready to be
   // mapped, those of the heap first, so that the footprint follows what is
   // live. Returns how many are.
-  uint64_t Recycle(uint64_t wanted, OwnerHeap* heap)
+  uint64_t Recycle(uint64_t wanted, OwnerHeap* heap, OwnerHeap::Keep keep)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits a little for so many pages of those that cool. Whether they are
-  // there.
-  bool AwaitSoon(uint64_t wanted, OwnerId owner) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits a little for the pages that are missing, of those that cool. Whether
+  // they are there.
+  bool AwaitSoon(const RangeNeeds& needs, OwnerId owner)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The error of a range that could not be made.
   absl::Status DescribeRefusal(PageCount pages, OwnerId owner,
                                const absl::Status& refusal) const
@@ -339,7 +341,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // a stream that the driver can still speak for.
   bool CanAwaitSlot(const OwnerHeap& heap, int least) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t ReleaseFree(uint64_t wanted, OwnerHeap* first)
+  uint64_t ReleaseFree(uint64_t wanted, OwnerHeap* first,
+                       OwnerHeap::Keep keep = OwnerHeap::Keep::kNothing)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Give memory that nobody holds to the pool while it cools.
   using HeapFilter = std::function<bool(const OwnerHeap&)>;

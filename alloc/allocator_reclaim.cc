@@ -157,11 +157,12 @@ bool DeviceAllocator::Impl::CanAwaitSlot(const OwnerHeap& heap,
 
 // ---- Giving back ------------------------------------------------------------
 
-uint64_t DeviceAllocator::Impl::ReleaseFree(uint64_t wanted, OwnerHeap* first) {
-  uint64_t given = first == nullptr ? 0 : first->ReleaseFree(wanted);
+uint64_t DeviceAllocator::Impl::ReleaseFree(uint64_t wanted, OwnerHeap* first,
+                                            OwnerHeap::Keep keep) {
+  uint64_t given = first == nullptr ? 0 : first->ReleaseFree(wanted, keep);
   for (const auto& heap : heaps_) {
     if (given >= wanted) break;
-    given += heap->ReleaseFree(wanted - given);
+    given += heap->ReleaseFree(wanted - given, keep);
   }
   return given;
 }

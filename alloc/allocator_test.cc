@@ -292,6 +292,27 @@ TEST_F(AllocatorTest, TrimGivesWholePagesBackDownToWhatIsToBeKept) {
   EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(16));
 }
 
+// Few blocks of many classes: each class finds its slab where it left it, rather
+// than take the pages of the one before.
+TEST_F(AllocatorTest, ClassesThatTakeTurnsMakeNoDriverCall) {
+  constexpr uint64_t kSizes = 12;
+  const auto take_turns = [&] {
+    for (uint64_t round = 0; round < 20; ++round) {
+      for (uint64_t i = 1; i <= kSizes; ++i) {
+        Free(Allocate(i * kPageBytes / 32));
+        // Else the cache of the thread hides that a slab is empty.
+        (void)allocator_->GetLargestPossible();
+      }
+    }
+  };
+  take_turns();
+  const uint64_t calls = DriverCalls();
+  take_turns();
+  EXPECT_EQ(DriverCalls(), calls);
+  // Nothing is kept from who needs it.
+  Free(AllocatePages(kLimitPages));
+}
+
 TEST_F(AllocatorTest, TheSteadyStateMakesNoDriverCall) {
   const StreamId stream = MakeStream();
   const std::vector<uint64_t> sizes = {0, 100, 5000, 30000, 65536, 200000};

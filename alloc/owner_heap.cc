@@ -21,6 +21,12 @@ constexpr uint64_t kFitDivisorForGraphs = 1;
 constexpr uint64_t kFirstSlabBytes = 64 << 10;
 constexpr uint64_t kFirstSlabSlots = 4;
 
+// Comebacks in a row that make a class keep its slab, and how many slabs may be
+// made, of any class, before one is no comeback any more, or has not been used
+// for too long to be kept: some times the number of classes.
+constexpr uint32_t kComebacksToKeep = 2;
+constexpr uint64_t kSoon = 1000;
+
 }  // namespace
 
 OwnerHeap::OwnerHeap(OwnerId owner, DeviceMemory* memory,
@@ -148,7 +154,13 @@ void OwnerHeap::SetSlab(Span* span, int size_class) {
   BecomeIdle(*span);
   free_pages_ += span->whole_pages;
   ++slabs_;
+  ++slabs_made_;
   ClassState& state = states_[size_class];
+  if (state.slabs == 0) {
+    const bool comeback =
+        state.released_at > 0 && slabs_made_ - state.released_at <= kSoon;
+    state.comebacks = comeback ? state.comebacks + 1 : 0;
+  }
   ++state.slabs;
   ++state.empty_slabs;
   state.idle_slots += slots;
@@ -361,13 +373,20 @@ void OwnerHeap::Free(Block block) {
 }
 
 void OwnerHeap::KeepOrPark(Span* slab) {
-  if (states_[slab->size_class].empty_slabs > 1) {
+  ClassState& state = states_[slab->size_class];
+  if (state.empty_slabs > 1) {
     DropSlab(slab);
     SetLarge(slab, RoomOf(*slab));
     Park(slab);
   } else {
+    state.emptied_at = slabs_made_;
     MoveToFront(slab);
   }
+}
+
+bool OwnerHeap::ComesBack(const ClassState& state) const {
+  return state.comebacks >= kComebacksToKeep &&
+         slabs_made_ - state.emptied_at <= kSoon;
 }
 
 void OwnerHeap::FinishCooling(Block block) {
@@ -375,7 +394,8 @@ void OwnerHeap::FinishCooling(Block block) {
   Free(block);
 }
 
-uint64_t OwnerHeap::ReleaseFree(uint64_t wanted, const Fence& fence) {
+uint64_t OwnerHeap::ReleaseFree(uint64_t wanted, Keep keep,
+                                const Fence& fence) {
   if (kept_for_graphs_) return 0;
   const uint64_t before = MappedPages();
   const auto given = [&] { return before - MappedPages(); };
@@ -392,9 +412,12 @@ uint64_t OwnerHeap::ReleaseFree(uint64_t wanted, const Fence& fence) {
     Span* const span = parked_.FindVictim((wanted - given()) * page_bytes_);
     Release(span, fence);
   }
-  for (const ClassState& state : states_) {
+  for (ClassState& state : states_) {
     if (given() >= wanted) break;
-    if (state.empty_slabs > 0) Release(state.partial.front(), fence);
+    if (state.empty_slabs == 0) continue;
+    if (keep == Keep::kComebacks && ComesBack(state)) continue;
+    state.released_at = slabs_made_;
+    Release(state.partial.front(), fence);
   }
   return given();
 }

@@ -168,10 +168,16 @@ class OwnerHeap {
   void Free(Block block);
   // The same for one that cools.
   void FinishCooling(Block block);
+  // What stays although it is empty. Where few are live of each class, classes
+  // that take the same pages from one another, over and over, would call the
+  // driver all the time: a class whose only slab was taken and made again some
+  // times in a row, each time soon, keeps it from the others.
+  enum class Keep { kNothing, kComebacks };
   // Gives parked ranges and empty slabs to the pool, which cool until `fence`
   // is complete, until these make `wanted` pages, or none is left. Returns the
   // pages given.
-  uint64_t ReleaseFree(uint64_t wanted, const Fence& fence = Fence());
+  uint64_t ReleaseFree(uint64_t wanted, Keep keep = Keep::kNothing,
+                       const Fence& fence = Fence());
   // Gives a span to the pool, whose cooling blocks are over once `fence` is
   // complete. REQUIRES: nothing of it is held, and it is in no list of the
   // caller.
@@ -216,6 +222,11 @@ class OwnerHeap {
     uint64_t idle_slots = 0;     // free or cooling, in all slabs of the class
     uint64_t empty_slabs = 0;
     uint64_t slabs = 0;
+    // How often in a row its last slab was made again soon after it had been
+    // released, and when, in slabs_made_, it was released and emptied last.
+    uint32_t comebacks = 0;
+    uint64_t released_at = 0;
+    uint64_t emptied_at = 0;
   };
   // An end of a released range in a seam page, until its streams are done.
   struct Ending {
@@ -240,6 +251,8 @@ class OwnerHeap {
   // An empty slab stays as the first of its class, or is parked where there is
   // another one.
   void KeepOrPark(Span* slab);
+  // Of a class with an empty slab: whether Keep::kComebacks keeps it.
+  bool ComesBack(const ClassState& state) const;
   Block Take(Span* span);
   uint64_t MappedPages() const { return span_pages_ + seams_.page_count(); }
   // After every change of pages: `before` is MappedPages() as it was.
@@ -348,6 +361,7 @@ class OwnerHeap {
   uint64_t cooling_bytes_ = 0;
   uint64_t slab_slack_bytes_ = 0;
   uint64_t slabs_ = 0;
+  uint64_t slabs_made_ = 0;  // ever
   uint64_t reclaimable_pages_ = 0;
   uint64_t free_pages_ = 0;
 };

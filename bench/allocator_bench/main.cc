@@ -26,6 +26,7 @@ struct NamedSection {
   absl::StatusOr<Section> (*measure)(const BenchOptions&);
 };
 constexpr NamedSection kSections[] = {{"hit", MeasureHits},
+                                      {"few", MeasureFew},
                                       {"threads", MeasureTwoThreads},
                                       {"reuse", MeasureReuse},
                                       {"scaling", MeasureScaling},

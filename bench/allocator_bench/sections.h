@@ -21,7 +21,9 @@ struct BenchOptions {
 
 // Allocations and frees that find everything cached, on one thread.
 absl::StatusOr<Section> MeasureHits(const BenchOptions& options);
-// The same on two threads at once, against one.
+// The same where few are live at a time.
+absl::StatusOr<Section> MeasureFew(const BenchOptions& options);
+// Hits on two threads at once, against one.
 absl::StatusOr<Section> MeasureTwoThreads(const BenchOptions& options);
 // Large allocations that re-use what was freed before, still mapped.
 absl::StatusOr<Section> MeasureReuse(const BenchOptions& options);
