@@ -190,8 +190,8 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
 
 // ---- Reading ----------------------------------------------------------------
 
-absl::StatusOr<KvCache::LayerView> KvCache::Impl::View(SequenceId id,
-                                                       uint32_t layer) const {
+absl::StatusOr<KvLayerView> KvCache::Impl::View(SequenceId id,
+                                                uint32_t layer) const {
   const KvLayout& layout = geometry_.layout();
   if (layer >= layout.shape().layers)
     return absl::InvalidArgumentError(absl::StrCat(
@@ -202,9 +202,9 @@ absl::StatusOr<KvCache::LayerView> KvCache::Impl::View(SequenceId id,
   if (!slot) return NoSuchSequence(id, "view");
   const uint64_t base = sequences_[*slot].region->range()->address().value() +
                         geometry_.Offset(place.group).value();
-  return LayerView{DeviceAddress(base + place.key_offset.value()),
-                   DeviceAddress(base + place.value_offset.value()),
-                   place.row_stride};
+  return KvLayerView{DeviceAddress(base + place.key_offset.value()),
+                     DeviceAddress(base + place.value_offset.value()),
+                     place.row_stride};
 }
 
 absl::StatusOr<uint64_t> KvCache::Impl::Length(SequenceId id) const {
@@ -396,8 +396,8 @@ absl::Status KvCache::Release(SequenceId sequence, const Fence& fence) {
   impl_->CheckAfterMutation();
   return status;
 }
-absl::StatusOr<KvCache::LayerView> KvCache::View(SequenceId sequence,
-                                                 uint32_t layer) const {
+absl::StatusOr<KvLayerView> KvCache::View(SequenceId sequence,
+                                          uint32_t layer) const {
   return impl_->View(sequence, layer);
 }
 absl::StatusOr<uint64_t> KvCache::Length(SequenceId sequence) const {

@@ -57,7 +57,7 @@ class KvCache::Impl {
   absl::Status Release(SequenceId sequence, const Fence& fence)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
 
-  absl::StatusOr<LayerView> View(SequenceId sequence, uint32_t layer) const
+  absl::StatusOr<KvLayerView> View(SequenceId sequence, uint32_t layer) const
       ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const
       ABSL_LOCKS_EXCLUDED(state_mutex_);

@@ -41,15 +41,15 @@ constexpr uint32_t kTokenElements = 5 * 2 * kTestElements;
 
 // What the addresses of one sequence hold.
 struct Shadow {
-  std::vector<KvCache::LayerView> views;  // by layer
-  std::vector<uint32_t> elements;         // by token
-  uint64_t longest = 0;                   // since it was admitted or shrunk
+  std::vector<KvLayerView> views;  // by layer
+  std::vector<uint32_t> elements;  // by token
+  uint64_t longest = 0;            // since it was admitted or shrunk
 
   uint64_t length() const { return elements.size() / kTokenElements; }
   uint32_t* Address(uint64_t index) const {
     const uint64_t token = index / kTokenElements;
     const uint64_t in_token = index % kTokenElements;
-    const KvCache::LayerView& view = views[in_token / (2 * kTestElements)];
+    const KvLayerView& view = views[in_token / (2 * kTestElements)];
     const bool value = in_token / kTestElements % 2 != 0;
     const uint64_t base = (value ? view.values : view.keys).value();
     return DeviceAddress(base + token * view.row_stride.value() +

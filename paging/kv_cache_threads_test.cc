@@ -21,7 +21,7 @@ constexpr uint64_t kMaxTokens = 200;
 void Fill(const KvCache& cache, SequenceId sequence, uint64_t from, uint64_t to,
           uint32_t tag) {
   for (uint32_t layer = 0; layer < 5; ++layer) {
-    const KvCache::LayerView view = *cache.View(sequence, layer);
+    const KvLayerView view = *cache.View(sequence, layer);
     for (uint64_t token = from; token < to; ++token) {
       const uint64_t at = token * view.row_stride.value();
       *DeviceAddress(view.keys.value() + at).host_pointer<uint32_t>() = tag;
@@ -33,7 +33,7 @@ void Fill(const KvCache& cache, SequenceId sequence, uint64_t from, uint64_t to,
 bool Holds(const KvCache& cache, SequenceId sequence, uint64_t length,
            uint32_t tag) {
   for (uint32_t layer = 0; layer < 5; ++layer) {
-    const KvCache::LayerView view = *cache.View(sequence, layer);
+    const KvLayerView view = *cache.View(sequence, layer);
     for (uint64_t token = 0; token < length; ++token) {
       const uint64_t at = token * view.row_stride.value();
       if (*DeviceAddress(view.keys.value() + at).host_pointer<uint32_t>() !=

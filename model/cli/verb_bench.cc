@@ -70,7 +70,7 @@ absl::Status Bench(BenchOptions options) {
   const double bandwidth = weight_bytes * decode_rate / options.sequences;
   const AllocatorStatistics memory =
       session->runtime().allocator()->GetStatistics();
-  const KvCacheStatistics kv = session->cache().GetStatistics();
+  const Bytes kv_held = session->cache().Use().held;
   if (options.json) {
     QUIRE_RETURN_IF_ERROR(PrintJson(
         {{"prompt_tokens_per_second", prompt_rate},
@@ -81,7 +81,7 @@ absl::Status Bench(BenchOptions options) {
          {"threads", session->pool().threads()},
          {"simd", SimdTargetName()},
          {"memory_mapped", memory.mapped_bytes},
-         {"kv_committed", kv.committed.value() + kv.parked.value()},
+         {"kv_committed", kv_held.value()},
          {"load_seconds", session->weights().load_report().seconds}}));
   } else {
     QUIRE_RETURN_IF_ERROR(PrintText(absl::StrFormat(
@@ -94,8 +94,7 @@ absl::Status Bench(BenchOptions options) {
         options.new_tokens,
         FormatBytes(Bytes(static_cast<uint64_t>(weight_bytes))),
         FormatBytes(Bytes(static_cast<uint64_t>(bandwidth))),
-        FormatBytes(Bytes(memory.mapped_bytes)),
-        FormatBytes(Bytes(kv.committed.value() + kv.parked.value())),
+        FormatBytes(Bytes(memory.mapped_bytes)), FormatBytes(kv_held),
         session->pool().threads(), SimdTargetName())));
   }
   return WriteMemoryOutput(options.memory, *session);

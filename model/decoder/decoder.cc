@@ -34,7 +34,7 @@ class Decoder::Impl {
 
   absl::Status Initialize();
   absl::StatusOr<std::span<const float>> Forward(
-      std::span<const BatchItem> batch, const KvCache& cache);
+      std::span<const BatchItem> batch, const SequenceCache& cache);
 
   const ModelConfig& config() const { return config_; }
   const DecoderOptions& options() const { return options_; }
@@ -44,7 +44,8 @@ class Decoder::Impl {
   absl::Status Check(std::span<const BatchItem> batch) const;
   // Finds every token's place before the launch: the function on the stream
   // must not take the cache's locks.
-  absl::Status Place(std::span<const BatchItem> batch, const KvCache& cache);
+  absl::Status Place(std::span<const BatchItem> batch,
+                     const SequenceCache& cache);
   void Run(std::span<const BatchItem> batch);
   void RunHead(std::span<const BatchItem> batch);
 
@@ -60,8 +61,8 @@ class Decoder::Impl {
 
   // Of the current batch; kept to avoid allocations per step.
   KvDType kv_dtype_ = KvDType::kF32;
-  std::vector<KvCache::LayerView> views_;  // [layer][item]
-  std::vector<TokenPlace> places_;         // [layer][token]
+  std::vector<KvLayerView> views_;  // [layer][item]
+  std::vector<TokenPlace> places_;  // [layer][token]
 };
 
 absl::Status Decoder::Impl::Initialize() {
@@ -108,7 +109,7 @@ absl::Status Decoder::Impl::Check(std::span<const BatchItem> batch) const {
 }
 
 absl::Status Decoder::Impl::Place(std::span<const BatchItem> batch,
-                                  const KvCache& cache) {
+                                  const SequenceCache& cache) {
   kv_dtype_ = cache.layout().shape().dtype;
   views_.clear();
   views_.reserve(batch.size() * config_.layers);  // places_ point into it
@@ -123,7 +124,7 @@ absl::Status Decoder::Impl::Place(std::span<const BatchItem> batch,
   }
   for (uint32_t layer = 0; layer < config_.layers; ++layer) {
     for (const BatchItem& item : batch) {
-      QUIRE_ASSIGN_OR_RETURN(const KvCache::LayerView view,
+      QUIRE_ASSIGN_OR_RETURN(const KvLayerView view,
                              cache.View(item.sequence, layer));
       views_.push_back(view);
       for (size_t t = 0; t < item.tokens.size(); ++t)
@@ -134,7 +135,7 @@ absl::Status Decoder::Impl::Place(std::span<const BatchItem> batch,
 }
 
 absl::StatusOr<std::span<const float>> Decoder::Impl::Forward(
-    std::span<const BatchItem> batch, const KvCache& cache) {
+    std::span<const BatchItem> batch, const SequenceCache& cache) {
   if (batch.empty()) return std::span<const float>();
   QUIRE_RETURN_IF_ERROR(Check(batch));
   QUIRE_RETURN_IF_ERROR(Place(batch, cache));
@@ -205,7 +206,7 @@ const DecoderOptions& Decoder::options() const { return impl_->options(); }
 StreamId Decoder::stream() const { return impl_->stream(); }
 
 absl::StatusOr<std::span<const float>> Decoder::Forward(
-    std::span<const BatchItem> batch, const KvCache& cache) {
+    std::span<const BatchItem> batch, const SequenceCache& cache) {
   return impl_->Forward(batch, cache);
 }
 

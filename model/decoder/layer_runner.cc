@@ -110,18 +110,17 @@ void LayerRunner::RunAttention(std::span<const TokenPlace> places,
 
   queries_.clear();
   for (size_t t = 0; t < tokens; ++t) {
-    const KvCache::LayerView& view = *places[t].view;
-    const uint64_t offset = places[t].position * view.row_stride.value();
-    const auto row = [&](DeviceAddress base) {
-      return DeviceAddress(base.value() + offset).host_pointer<void>();
-    };
-    StoreKvRow(key_.row(t), key_.columns, kv_dtype, row(view.keys));
-    StoreKvRow(value_.row(t), value_.columns, kv_dtype, row(view.values));
+    const KvLayerView& view = *places[t].view;
+    const uint64_t position = places[t].position;
+    StoreKvRow(key_.row(t), key_.columns, kv_dtype,
+               view.KeyRow(position).host_pointer<void>());
+    StoreKvRow(value_.row(t), value_.columns, kv_dtype,
+               view.ValueRow(position).host_pointer<void>());
     queries_.push_back({.query = query_.row(t),
                         .keys = view.keys.host_pointer<const void>(),
                         .values = view.values.host_pointer<const void>(),
                         .row_stride = view.row_stride.value(),
-                        .length = places[t].position + 1,
+                        .length = position + 1,
                         .output = attended_.row(t)});
   }
   Attention(queries_, kv_dtype, config_->heads, config_->kv_heads,

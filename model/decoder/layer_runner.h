@@ -15,7 +15,8 @@
 #include "quire/alloc/runtime.h"
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
-#include "quire/paging/kv_cache.h"
+#include "quire/paging/kv_layout.h"
+#include "quire/paging/kv_view.h"
 
 namespace quire {
 
@@ -46,8 +47,8 @@ class Workspace {
 
 // Where one token of a batch stands.
 struct TokenPlace {
-  uint64_t position;               // in its sequence
-  const KvCache::LayerView* view;  // of its sequence in the layer that runs
+  uint64_t position;        // in its sequence
+  const KvLayerView* view;  // of its sequence in the layer that runs
 };
 
 // The inputs that linears of a layer share.

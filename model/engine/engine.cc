@@ -50,7 +50,7 @@ struct Engine::Sequence {
   uint64_t scheduled = 0;       // of remaining(), in the step under way
 };
 
-Engine::Engine(Decoder* decoder, KvCache* cache, uint32_t max_sequences)
+Engine::Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences)
     : decoder_(decoder), cache_(cache), max_sequences_(max_sequences) {}
 
 Engine::~Engine() {
@@ -89,14 +89,16 @@ bool Engine::done() const { return running_.empty() && waiting_.empty(); }
 absl::Status Engine::AdmitWaiting() {
   while (!waiting_.empty() && running_.size() < max_sequences_) {
     Sequence& next = *waiting_.front();
-    const absl::StatusOr<SequenceId> id = cache_->Admit(next.tokens.size());
-    if (!id.ok()) {
+    const absl::StatusOr<PromptAdmission> admission =
+        cache_->AdmitPrompt(next.tokens);
+    if (!admission.ok()) {
       const bool may_fit_later =
-          absl::IsResourceExhausted(id.status()) && !running_.empty();
-      return may_fit_later ? absl::OkStatus() : id.status();
+          absl::IsResourceExhausted(admission.status()) && !running_.empty();
+      return may_fit_later ? absl::OkStatus() : admission.status();
     }
-    next.cache_id = *id;
-    next.computed = 0;
+    next.cache_id = admission->sequence;
+    next.computed = admission->cached_tokens;
+    statistics_.cached_prompt_tokens += admission->cached_tokens;
     running_.push_back(std::move(waiting_.front()));
     waiting_.erase(waiting_.begin());
   }
@@ -180,6 +182,9 @@ absl::Status Engine::Step() {
   for (size_t i = 0; i < members.size(); ++i) {
     Sequence& sequence = *members[i];
     sequence.computed += sequence.scheduled;
+    QUIRE_RETURN_IF_ERROR(cache_->Publish(
+        sequence.cache_id,
+        std::span<const TokenId>(sequence.tokens).first(sequence.computed)));
     if (batch[i].logit_rows == 0) continue;
     QUIRE_ASSIGN_OR_RETURN(
         const TokenId token,

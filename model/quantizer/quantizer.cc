@@ -146,7 +146,7 @@ class CalibrationPass {
   ActivationBuffer hidden_, scratch_;
   std::unique_ptr<KvCache> cache_;
   SequenceId sequence_;
-  KvCache::LayerView view_;
+  KvLayerView view_;
   std::vector<TokenPlace> places_;
   // The source's rotary pairs, and those of the checkpoint that is written.
   std::unique_ptr<LayerRunner> original_, exported_;

@@ -1,8 +1,8 @@
 // The forward pass: tokens of several sequences in, logits out.
 //
 // One code path for prompts and for decoding: a batch is any number of tokens
-// of any number of sequences, whose keys and values go to a KvCache. Results
-// for a sequence are bit for bit the same whatever else is in the batch
+// of any number of sequences, whose keys and values go to a SequenceCache.
+// Results for a sequence are bit for bit the same whatever else is in the batch
 // (ops.h).
 
 #ifndef QUIRE_MODEL_DECODER_H_
@@ -17,7 +17,7 @@
 #include "quire/alloc/runtime.h"
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
-#include "quire/paging/kv_cache.h"
+#include "quire/paging/sequence_cache.h"
 
 namespace quire {
 
@@ -55,12 +55,12 @@ class Decoder {
   StreamId stream() const;
 
   // Runs the batch and waits for it. REQUIRES: `cache` backs position +
-  // tokens.size() tokens of every sequence (KvCache::Step). Returns
+  // tokens.size() tokens of every sequence (SequenceCache::Step). Returns
   // [sum of logit_rows, vocab_size], in the order of the batch, valid until the
   // next call. Errors: kInvalidArgument for a token outside the vocabulary or a
   // batch beyond the options.
   absl::StatusOr<std::span<const float>> Forward(
-      std::span<const BatchItem> batch, const KvCache& cache);
+      std::span<const BatchItem> batch, const SequenceCache& cache);
 
  private:
   class Impl;

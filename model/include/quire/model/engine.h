@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "quire/model/decoder.h"
 #include "quire/model/sampler.h"
+#include "quire/paging/sequence_cache.h"
 
 namespace quire {
 
@@ -44,7 +45,8 @@ struct Completion {
 
 struct EngineStatistics {
   uint64_t steps = 0;
-  uint64_t prompt_tokens = 0;  // computed, recomputation included
+  uint64_t prompt_tokens = 0;         // computed, recomputation included
+  uint64_t cached_prompt_tokens = 0;  // not computed: the cache had their rows
   uint64_t decoded_tokens = 0;
   uint64_t preemptions = 0;
   double prompt_seconds = 0;  // of steps that computed prompt tokens
@@ -55,7 +57,7 @@ struct EngineStatistics {
 class Engine {
  public:
   // Both must outlive the engine. At most `max_sequences` run at once.
-  Engine(Decoder* decoder, KvCache* cache, uint32_t max_sequences);
+  Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences);
   // Sequences still running give their pages back.
   ~Engine();
 
@@ -81,7 +83,7 @@ class Engine {
   void Preempt();
 
   Decoder* const decoder_;
-  KvCache* const cache_;
+  SequenceCache* const cache_;
   const uint32_t max_sequences_;
   // Oldest first, both.
   std::vector<std::unique_ptr<Sequence>> running_;

@@ -62,7 +62,7 @@ class Session {
   const ModelConfig& config() const { return config_; }
   Runtime& runtime() { return *runtime_; }
   const ModelWeights& weights() const { return *weights_; }
-  KvCache& cache() { return *cache_; }
+  SequenceCache& cache() { return *cache_; }
   Decoder& decoder() { return *decoder_; }
   ThreadPool& pool() { return *pool_; }
 
@@ -82,7 +82,7 @@ class Session {
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ModelWeights> weights_;
-  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<SequenceCache> cache_;
   std::unique_ptr<Decoder> decoder_;
   std::function<void(const std::vector<LeakReport>&)> on_leaks_;
 };

@@ -69,9 +69,8 @@ class KvCache : public SequenceCache, private PageReclaimer {
   // Gives every region back. REQUIRES: no kernel uses a sequence any more.
   ~KvCache() override;
 
-  const KvLayout& layout() const;
-
   // ---- SequenceCache, of pages ----
+  const KvLayout& layout() const override;
   uint64_t max_sequence_length() const override;
   absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
   // O(steps) where nothing is mapped.
@@ -87,16 +86,12 @@ class KvCache : public SequenceCache, private PageReclaimer {
   CacheUse Use() const override;
   absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
 
-  // Base addresses of token 0 of `layer`; token t is t * row_stride further on.
-  struct LayerView {
-    DeviceAddress keys;
-    DeviceAddress values;
-    Bytes row_stride;
-  };
-  absl::StatusOr<LayerView> View(SequenceId sequence, uint32_t layer) const;
+  // Contiguous.
+  absl::StatusOr<KvLayerView> View(SequenceId sequence,
+                                   uint32_t layer) const override;
+  absl::Status CheckInvariants() const override;
 
   KvCacheStatistics GetStatistics() const;
-  absl::Status CheckInvariants() const;
 
  private:
   class Impl;

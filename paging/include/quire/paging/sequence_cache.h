@@ -3,8 +3,8 @@
 // of the longest length.
 //
 // Life of a sequence: Admit takes its first tokens, Step makes room for the
-// next ones before the kernels run, Shrink drops the last ones, Release ends
-// it.
+// next ones before the kernels run, View says where they are, Shrink drops the
+// last ones, Release ends it. An id that names no sequence is kNotFound.
 //
 // Thread-safe. Kernels that use a sequence must be ordered by the caller: after
 // Step, and before the fence given to Shrink or Release, which must
@@ -22,6 +22,8 @@
 #include "absl/status/statusor.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/units.h"
+#include "quire/paging/kv_layout.h"
+#include "quire/paging/kv_view.h"
 
 namespace quire {
 
@@ -52,10 +54,17 @@ struct CacheUse {
   }
 };
 
+struct PromptAdmission {
+  SequenceId sequence;
+  // Of the prompt's tokens, the first so many have their rows already.
+  uint64_t cached_tokens = 0;
+};
+
 class SequenceCache {
  public:
   virtual ~SequenceCache() = default;
 
+  virtual const KvLayout& layout() const = 0;
   virtual uint64_t max_sequence_length() const = 0;
 
   // Takes a sequence of `tokens` tokens and backs them, where the headroom is
@@ -64,6 +73,25 @@ class SequenceCache {
   // sequence slots do not suffice (the message says which): the caller may
   // queue it and try again.
   virtual absl::StatusOr<SequenceId> Admit(uint64_t tokens) = 0;
+  // Admit for a prompt whose tokens are known: a cache that keeps prefixes
+  // backs its first tokens with rows that others have published. The last token
+  // is never among them: its logits are wanted.
+  virtual absl::StatusOr<PromptAdmission> AdmitPrompt(
+      std::span<const int32_t> tokens) {
+    absl::StatusOr<SequenceId> sequence = Admit(tokens.size());
+    if (!sequence.ok()) return sequence.status();
+    return PromptAdmission{*sequence};
+  }
+  // `tokens` are the first tokens of the sequence, and their rows are written,
+  // or will be before anything reads them that the caller queues from now on: a
+  // cache that keeps prefixes may back others with these rows. To be called
+  // with ever more tokens as the sequence grows; what was published must not be
+  // written again before Shrink or Release. Error: kInvalidArgument for more
+  // tokens than the sequence has.
+  virtual absl::Status Publish(SequenceId /*sequence*/,
+                               std::span<const int32_t> /*tokens*/) {
+    return absl::OkStatus();
+  }
   // Backs every sequence up to its length: all, or none and an error, which is
   // kResourceExhausted where memory is short and the hooks of the device memory
   // gave up nothing; they may release sequences of this cache. A length below
@@ -87,6 +115,11 @@ class SequenceCache {
   // What Release would make free for others: nothing of what the sequence
   // shares, or does not need.
   virtual absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const = 0;
+  // Error: kInvalidArgument for a layer that the layout does not have.
+  virtual absl::StatusOr<KvLayerView> View(SequenceId sequence,
+                                           uint32_t layer) const = 0;
+  // Walks everything; an error names what does not hold.
+  virtual absl::Status CheckInvariants() const = 0;
 };
 
 }  // namespace quire

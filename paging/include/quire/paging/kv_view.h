@@ -1,0 +1,49 @@
+// Where the rows of one layer of one sequence are: what attention reads.
+//
+// Either contiguous, one array of rows, or in blocks: a pool of blocks of equal
+// numbers of rows, and a table that names the block of each run of tokens. A
+// kernel takes both; contiguous rows are the case without a table.
+
+#ifndef QUIRE_PAGING_KV_VIEW_H_
+#define QUIRE_PAGING_KV_VIEW_H_
+
+#include <cstdint>
+
+#include "quire/alloc/units.h"
+
+namespace quire {
+
+struct KvLayerView {
+  // Of token 0, or, where there is a table, of the first row of block 0.
+  DeviceAddress keys;
+  DeviceAddress values;
+  Bytes row_stride;
+
+  // Token t is row t % 2^block_shift of block block_table[t >> block_shift].
+  // The table is in host memory and valid until the next call of the cache that
+  // names the sequence: a launch that is only queued takes a copy. Null:
+  // contiguous.
+  const uint32_t* block_table = nullptr;
+  uint32_t block_shift = 0;
+  Bytes block_stride;
+
+  // REQUIRES: the token is backed.
+  DeviceAddress KeyRow(uint64_t token) const {
+    return DeviceAddress(keys.value() + Offset(token));
+  }
+  DeviceAddress ValueRow(uint64_t token) const {
+    return DeviceAddress(values.value() + Offset(token));
+  }
+
+ private:
+  uint64_t Offset(uint64_t token) const {
+    if (block_table == nullptr) return token * row_stride.value();
+    const uint64_t row = token & ((uint64_t{1} << block_shift) - 1);
+    return block_table[token >> block_shift] * block_stride.value() +
+           row * row_stride.value();
+  }
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_PAGING_KV_VIEW_H_
