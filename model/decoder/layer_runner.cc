@@ -121,7 +121,10 @@ void LayerRunner::RunAttention(std::span<const TokenPlace> places,
                         .values = view.values.host_pointer<const void>(),
                         .row_stride = view.row_stride.value(),
                         .length = position + 1,
-                        .output = attended_.row(t)});
+                        .output = attended_.row(t),
+                        .blocks = view.block_table,
+                        .block_shift = view.block_shift,
+                        .block_stride = view.block_stride.value()});
   }
   Attention(queries_, kv_dtype, config_->heads, config_->kv_heads,
             config_->head_dim,

@@ -113,7 +113,7 @@ class Worker {
       : shape_(shape),
         dtype_(dtype),
         queries_(shape.kv_heads * shape.query_size()),
-        scores_(shape.group * kBlockRows) {}
+        scores_(shape.group * kTileRows) {}
 
   void LoadHeads(const AttentionQuery& query, KvHeads heads) {
     for (size_t h = heads.begin; h < heads.end; ++h) {

@@ -1,10 +1,10 @@
 // Attention of one query over a run of rows, once per SIMD target.
 //
-// Online softmax over blocks of kBlockRows: scores of a block, their
-// exponentials relative to the largest score so far, and the rows of V weighted
-// with them. Query heads of a kv head are taken two at a time, so that a row is
-// converted to float32 once for both; which heads go together changes no
-// operation.
+// Online softmax over tiles of kTileRows: scores of a tile, their exponentials
+// relative to the largest score so far, and the rows of V weighted with them.
+// Query heads of a kv head are taken two at a time, so that a row is converted
+// to float32 once for both. Which heads go together changes no operation, and
+// neither does in how many runs the rows of a tile lie.
 
 #if defined(QUIRE_MODEL_OPS_ATTENTION_KERNEL_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "model/ops/attention_state.h"
 #include "model/ops/simd_float-inl.h"
@@ -36,32 +37,34 @@ HWY_INLINE VF ExpKeepNaN(VF x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
 }
 
-// The rows of one block. Those of the next are asked for while this one is
-// worked on: rows are short and far apart, nothing that hardware foresees.
-struct Block {
+// The rows of one tile, of one kv head. Those of the next are asked for while
+// this one is worked on: rows are short and far apart, nothing that hardware
+// foresees.
+struct Tile {
   const uint8_t* keys;
   const uint8_t* values;
   size_t row_stride;
-  size_t rows;
+  std::span<const RowRun> runs;
+  size_t rows;  // of all runs
 };
 
 HWY_INLINE void PrefetchRow(const uint8_t* row, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) hwy::Prefetch(row + i);
 }
 
-// scores[h, r] of kH heads from `queries` on, which are padded with zeros.
+// scores[h, r] of kH heads from `queries` on, which are padded with zeros, and
+// the rows of one run.
 template <typename T, int kH>
 void ScoreRows(const AttentionShape& shape, const float* queries,
-               const Block& block, float* scores) {
+               const Tile& tile, const RowRun& run, float* scores) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const size_t whole = shape.head_dim / lanes * lanes;
   const size_t rest = shape.head_dim - whole;
-  for (size_t r = 0; r < block.rows; ++r) {
-    const uint8_t* const row = block.keys + r * block.row_stride;
-    PrefetchRow(row + kBlockRows * block.row_stride,
-                shape.head_dim * sizeof(T));
-    const T* const key = reinterpret_cast<const T*>(row);
+  for (size_t r = 0; r < run.rows; ++r) {
+    const uint8_t* const rows = tile.keys + r * tile.row_stride;
+    PrefetchRow(rows + run.ahead, shape.head_dim * sizeof(T));
+    const T* const key = reinterpret_cast<const T*>(rows + run.offset);
     VF sums[kH];
     for (VF& sum : sums) sum = hn::Zero(d);
     const auto add = [&](VF k, size_t i) HWY_ATTR {
@@ -73,7 +76,7 @@ void ScoreRows(const AttentionShape& shape, const float* queries,
     for (size_t i = 0; i < whole; i += lanes) add(LoadF32(d, key + i), i);
     if (rest > 0) add(LoadPartialF32(d, key + whole, rest), whole);
     for (int h = 0; h < kH; ++h)
-      scores[h * kBlockRows + r] = SumLanes(d, sums[h]);
+      scores[h * kTileRows + r] = SumLanes(d, sums[h]);
   }
 }
 
@@ -83,14 +86,14 @@ void Weigh(const AttentionShape& shape, size_t rows, float* scores,
            float* largest_so_far, float* sum_so_far, float* weighted) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
-  std::fill(scores + rows, scores + kBlockRows,
+  std::fill(scores + rows, scores + kTileRows,
             -std::numeric_limits<float>::infinity());
   VF largest = hn::Set(d, *largest_so_far);
-  for (size_t r = 0; r < kBlockRows; r += lanes)
+  for (size_t r = 0; r < kTileRows; r += lanes)
     largest = hn::Max(largest, hn::LoadU(d, scores + r));
   largest = hn::MaxOfLanes(d, largest);
   VF sum = hn::Zero(d);
-  for (size_t r = 0; r < kBlockRows; r += lanes) {
+  for (size_t r = 0; r < kTileRows; r += lanes) {
     const VF p = ExpKeepNaN(hn::Sub(hn::LoadU(d, scores + r), largest));
     hn::StoreU(p, d, scores + r);
     sum = hn::Add(sum, p);
@@ -103,11 +106,12 @@ void Weigh(const AttentionShape& shape, size_t rows, float* scores,
     hn::StoreU(hn::Mul(hn::LoadU(d, weighted + i), past), d, weighted + i);
 }
 
-// weighted[h, i] += scores[h, r] * V[r, i] for kH heads and kV vectors from
-// element `first` on; the last vector has `last` elements.
+// weighted[h, i] += scores[h, r] * V[r, i] for kH heads, the rows of one run
+// and kV vectors from element `first` on; the last vector has `last` elements.
 template <typename T, int kH, int kV>
-void AddValues(const AttentionShape& shape, const Block& block, size_t first,
-               size_t last, const float* scores, float* weighted) {
+void AddValues(const AttentionShape& shape, const Tile& tile, const RowRun& run,
+               size_t first, size_t last, const float* scores,
+               float* weighted) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   VF sums[kH][kV];
@@ -115,19 +119,18 @@ void AddValues(const AttentionShape& shape, const Block& block, size_t first,
     for (int v = 0; v < kV; ++v)
       sums[h][v] =
           hn::LoadU(d, weighted + h * shape.padded_dim + first + v * lanes);
-  for (size_t r = 0; r < block.rows; ++r) {
-    const uint8_t* const row = block.values + r * block.row_stride;
-    const T* const value = reinterpret_cast<const T*>(row) + first;
-    PrefetchRow(
-        reinterpret_cast<const uint8_t*>(value) + kBlockRows * block.row_stride,
-        kV * lanes * sizeof(T));
+  for (size_t r = 0; r < run.rows; ++r) {
+    const uint8_t* const rows =
+        tile.values + r * tile.row_stride + first * sizeof(T);
+    PrefetchRow(rows + run.ahead, kV * lanes * sizeof(T));
+    const T* const value = reinterpret_cast<const T*>(rows + run.offset);
     for (int v = 0; v < kV; ++v) {
       const T* const from = value + v * lanes;
       const VF x = v + 1 < kV || last == lanes ? LoadF32(d, from)
                                                : LoadPartialF32(d, from, last);
       for (int h = 0; h < kH; ++h) {
         sums[h][v] =
-            hn::MulAdd(hn::Set(d, scores[h * kBlockRows + r]), x, sums[h][v]);
+            hn::MulAdd(hn::Set(d, scores[h * kTileRows + r]), x, sums[h][v]);
       }
     }
   }
@@ -137,38 +140,52 @@ void AddValues(const AttentionShape& shape, const Block& block, size_t first,
                  weighted + h * shape.padded_dim + first + v * lanes);
 }
 
-// One block for kH heads; `scores` and what else is of heads begins with
-// theirs.
+// All values of one run for kH heads.
 template <typename T, int kH>
-void AddBlockHeads(const AttentionShape& shape, const float* queries,
-                   const Block& block, float* scores, SoftmaxState state) {
-  ScoreRows<T, kH>(shape, queries, block, scores);
-  for (int h = 0; h < kH; ++h) {
-    Weigh(shape, block.rows, scores + h * kBlockRows, state.largest + h,
-          state.sum + h, state.weighted + h * shape.padded_dim);
-  }
+void AddRunValues(const AttentionShape& shape, const Tile& tile,
+                  const RowRun& run, const float* scores, float* weighted) {
   constexpr int kVectors = 4;
   const size_t lanes = hn::Lanes(DF());
   size_t i = 0;
   for (; i + kVectors * lanes <= shape.head_dim; i += kVectors * lanes) {
-    AddValues<T, kH, kVectors>(shape, block, i, lanes, scores, state.weighted);
+    AddValues<T, kH, kVectors>(shape, tile, run, i, lanes, scores, weighted);
   }
   for (; i < shape.head_dim; i += lanes) {
-    AddValues<T, kH, 1>(shape, block, i, std::min(lanes, shape.head_dim - i),
-                        scores, state.weighted);
+    AddValues<T, kH, 1>(shape, tile, run, i,
+                        std::min(lanes, shape.head_dim - i), scores, weighted);
   }
 }
 
-// One block for all heads of a group, two at a time.
+// One tile for kH heads; `scores` and what else is of heads begins with theirs.
+template <typename T, int kH>
+void AddTileHeads(const AttentionShape& shape, const float* queries,
+                  const Tile& tile, float* scores, SoftmaxState state) {
+  float* run_scores = scores;
+  for (const RowRun& run : tile.runs) {
+    ScoreRows<T, kH>(shape, queries, tile, run, run_scores);
+    run_scores += run.rows;
+  }
+  for (int h = 0; h < kH; ++h) {
+    Weigh(shape, tile.rows, scores + h * kTileRows, state.largest + h,
+          state.sum + h, state.weighted + h * shape.padded_dim);
+  }
+  run_scores = scores;
+  for (const RowRun& run : tile.runs) {
+    AddRunValues<T, kH>(shape, tile, run, run_scores, state.weighted);
+    run_scores += run.rows;
+  }
+}
+
+// One tile for all heads of a group, two at a time.
 template <typename T>
-void AddBlock(const AttentionShape& shape, const float* queries,
-              const Block& block, float* scores, SoftmaxState state) {
+void AddTile(const AttentionShape& shape, const float* queries,
+             const Tile& tile, float* scores, SoftmaxState state) {
   size_t h = 0;
   const auto add = [&]<int kH>() HWY_ATTR {
-    AddBlockHeads<T, kH>(shape, queries + h * shape.padded_dim, block,
-                         scores + h * kBlockRows,
-                         {state.largest + h, state.sum + h,
-                          state.weighted + h * shape.padded_dim});
+    AddTileHeads<T, kH>(shape, queries + h * shape.padded_dim, tile,
+                        scores + h * kTileRows,
+                        {state.largest + h, state.sum + h,
+                         state.weighted + h * shape.padded_dim});
     h += kH;
   };
   while (h + 2 <= shape.group) add.template operator()<2>();
@@ -187,18 +204,21 @@ void AttendRows(const AttentionShape& shape, const float* queries,
     std::fill_n(SoftmaxState(shape, memory).largest, shape.group,
                 -std::numeric_limits<float>::infinity());
   }
-  // Head by head within a block: what is read of a row lies side by side.
-  for (size_t row = begin; row < end; row += kBlockRows) {
+  RowRun runs[kTileRows];
+  // Head by head within a tile: what is read of a row lies side by side.
+  for (size_t row = begin; row < end; row += kTileRows) {
+    const size_t rows = std::min(kTileRows, end - row);
+    const std::span<const RowRun> tile_runs(
+        runs, FindRuns(query, row, row + rows, runs));
     for (size_t h = heads.begin; h < heads.end; ++h) {
-      const size_t offset =
-          row * query.row_stride + h * shape.head_dim * sizeof(T);
+      const size_t offset = h * shape.head_dim * sizeof(T);
       const size_t place = h - heads.begin;
-      AddBlock<T>(shape, queries + place * shape.query_size(),
-                  {static_cast<const uint8_t*>(query.keys) + offset,
-                   static_cast<const uint8_t*>(query.values) + offset,
-                   query.row_stride, std::min(kBlockRows, end - row)},
-                  scores,
-                  SoftmaxState(shape, states + place * shape.state_size()));
+      AddTile<T>(shape, queries + place * shape.query_size(),
+                 {static_cast<const uint8_t*>(query.keys) + offset,
+                  static_cast<const uint8_t*>(query.values) + offset,
+                  query.row_stride, tile_runs, rows},
+                 scores,
+                 SoftmaxState(shape, states + place * shape.state_size()));
     }
   }
 }

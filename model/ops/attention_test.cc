@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -62,6 +63,35 @@ struct Sequence {
             stride,       length,         output.data()};
   }
 
+  // The same rows in blocks of 2^shift rows, in any order, among blocks and
+  // rows of NaN that are nobody's.
+  AttentionQuery PagedQuery(uint32_t shift, std::mt19937* random) {
+    const size_t block_rows = size_t{1} << shift;
+    const size_t used = (length + block_rows - 1) / block_rows;
+    std::vector<uint32_t> ids(used + 3);
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), *random);
+    const size_t half = stride / 3;
+    const size_t block_stride = block_rows * stride + 64;
+    std::vector<uint8_t> bytes(ids.size() * block_stride, 0xff);
+    for (size_t r = 0; r < length; ++r) {
+      std::memcpy(bytes.data() + ids[r / block_rows] * block_stride +
+                      r % block_rows * stride,
+                  memory->data() + r * stride, 2 * half);
+    }
+    ids.resize(used);
+    pool = std::make_unique<GuardedBuffer<uint8_t>>(bytes);
+    // A table that is read beyond its end faults as well.
+    table = std::make_unique<GuardedBuffer<uint32_t>>(ids);
+    AttentionQuery paged = Query();
+    paged.keys = pool->data();
+    paged.values = pool->data() + value_offset;
+    paged.blocks = table->data();
+    paged.block_shift = shift;
+    paged.block_stride = block_stride;
+    return paged;
+  }
+
   // softmax(scale * q K^T) V in double precision.
   std::vector<double> Reference(double scale) const {
     const size_t d = shape.head_dim;
@@ -97,7 +127,8 @@ struct Sequence {
   size_t stride = 0;
   size_t value_offset = 0;
   std::vector<float> keys, values, query, output;
-  std::unique_ptr<GuardedBuffer<uint8_t>> memory;
+  std::unique_ptr<GuardedBuffer<uint8_t>> memory, pool;
+  std::unique_ptr<GuardedBuffer<uint32_t>> table;
 };
 
 TEST(AttentionTest, MatchesTheDefinition) {
@@ -163,6 +194,66 @@ TEST(AttentionTest, TheBatchAndTheThreadsChangeNoBit) {
       }
     }
   });
+}
+
+TEST(AttentionTest, RowsInBlocksGiveTheDefinitionAndTheBitsOfOneRun) {
+  std::mt19937 random(5);
+  ThreadPool threads(2);
+  for (const KvDType dtype : {KvDType::kF32, KvDType::kF16, KvDType::kBF16}) {
+    for (const Shape& shape :
+         {Shape{1, 1, 1}, Shape{4, 2, 20}, Shape{9, 3, 64}, Shape{8, 2, 128}}) {
+      for (const size_t length : {1, 16, 17, 64, 129, 1025}) {
+        Sequence sequence(shape, dtype, length, &random);
+        const float scale =
+            1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+        const std::vector<double> want =
+            sequence.Reference(static_cast<double>(scale));
+        const auto attend = [&](const AttentionQuery& query) {
+          Attention({&query, 1}, dtype, shape.heads, shape.kv_heads,
+                    shape.head_dim, scale, &threads);
+          return sequence.output;
+        };
+        // From a row to more than a span; 6 is a tile.
+        for (const uint32_t shift : {0, 1, 4, 5, 6, 7, 11}) {
+          SCOPED_TRACE(std::string(KvDTypeName(dtype)) + " heads " +
+                       std::to_string(shape.heads) + " head_dim " +
+                       std::to_string(shape.head_dim) + " rows " +
+                       std::to_string(length) + " block rows " +
+                       std::to_string(1 << shift));
+          const AttentionQuery query = sequence.PagedQuery(shift, &random);
+          ForEachTarget([&] {
+            const std::vector<float> paged = attend(query);
+            for (size_t i = 0; i < want.size(); ++i)
+              ASSERT_NEAR(paged[i], want[i], 3e-6) << i;
+            ASSERT_EQ(paged, attend(sequence.Query()));
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionTest, OneBatchMayMixRunsAndBlocks) {
+  std::mt19937 random(6);
+  const Shape shape = {6, 2, 40};
+  std::vector<Sequence> sequences;
+  sequences.reserve(12);
+  for (size_t i = 0; i < 12; ++i)
+    sequences.emplace_back(shape, KvDType::kF16, 1 + 131 * i, &random);
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    std::vector<AttentionQuery> queries;
+    for (size_t i = 0; i < sequences.size(); ++i)
+      queries.push_back(i % 3 == 0 ? sequences[i].Query()
+                                   : sequences[i].PagedQuery(i % 7, &random));
+    Attention(queries, KvDType::kF16, shape.heads, shape.kv_heads,
+              shape.head_dim, 0.2f, &pool);
+    for (Sequence& sequence : sequences) {
+      const std::vector<double> want = sequence.Reference(double{0.2f});
+      for (size_t i = 0; i < want.size(); ++i)
+        ASSERT_NEAR(sequence.output[i], want[i], 3e-6) << i;
+    }
+  }
 }
 
 TEST(AttentionTest, LargeScoresNeitherOverflowNorVanish) {

@@ -113,10 +113,18 @@ struct AttentionQuery {
   size_t row_stride;
   size_t length;  // rows that the query sees, its own included: at least 1
   float* output;  // [heads, head_dim]
+  // Rows in blocks (PagedAttention; Kwon et al. 2023,
+  // https://arxiv.org/abs/2309.06180): row r is row r % 2^block_shift of block
+  // blocks[r >> block_shift], blocks are `block_stride` bytes apart, and keys
+  // and values are those of block 0. Null: one run of rows.
+  const uint32_t* blocks = nullptr;
+  uint32_t block_shift = 0;
+  size_t block_stride = 0;
 };
 // Softmax attention with grouped queries: head h reads kv head
 // h / (heads / kv_heads). Online softmax (Milakov and Gimelshein 2018) over
-// blocks of rows of fixed size, so the result is independent of the batch.
+// tiles of rows of fixed size, so the result is independent of the batch, and
+// of how the rows are stored.
 void Attention(std::span<const AttentionQuery> queries, KvDType dtype,
                size_t heads, size_t kv_heads, size_t head_dim, float scale,
                ThreadPool* pool);
