@@ -193,18 +193,26 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
 absl::StatusOr<KvLayerView> KvCache::Impl::View(SequenceId id,
                                                 uint32_t layer) const {
   const KvLayout& layout = geometry_.layout();
-  if (layer >= layout.shape().layers)
-    return absl::InvalidArgumentError(absl::StrCat(
-        "KV cache: no layer ", layer, " of ", layout.shape().layers));
-  const KvLayout::LayerPlace place = layout.PlaceOf(layer);
+  if (layer >= layout.layers())
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV cache: no layer ", layer, " of ", layout.layers()));
+  const KvLayout::LayerPlace& place = layout.PlaceOf(layer);
   MutexLock lock(&state_mutex_);
   const auto slot = FindSlot(id);
   if (!slot) return NoSuchSequence(id, "view");
-  const uint64_t base = sequences_[*slot].region->range()->address().value() +
-                        geometry_.Offset(place.group).value();
-  return KvLayerView{DeviceAddress(base + place.key_offset.value()),
-                     DeviceAddress(base + place.value_offset.value()),
-                     place.row_stride};
+  const uint64_t region = sequences_[*slot].region->range()->address().value();
+  const auto at = [&](const KvLayout::SidePlace& side, Bytes offset) {
+    return DeviceAddress(region + geometry_.Offset(side.group).value() +
+                         offset.value());
+  };
+  KvLayerView view;
+  view.keys = at(place.keys, place.keys.offset);
+  view.values = at(place.values, place.values.offset);
+  view.row_stride = place.keys.row_stride;
+  view.value_stride = place.values.row_stride;
+  view.key_scales = at(place.keys, place.keys.scales);
+  view.value_scales = at(place.values, place.values.scales);
+  return view;
 }
 
 absl::StatusOr<uint64_t> KvCache::Impl::Length(SequenceId id) const {

@@ -29,11 +29,13 @@ struct Setting {
   uint64_t pages;
   uint64_t headroom;
   uint64_t map_ahead;
+  bool values_apart = false;
 };
 
 void PrintTo(const Setting& setting, std::ostream* out) {
   *out << setting.layers_per_row << " layers per row, "
-       << FormatBytes(setting.page_size) << " pages";
+       << FormatBytes(setting.page_size) << " pages"
+       << (setting.values_apart ? ", values apart" : "");
 }
 
 // Elements of one token: [layer][key, value][element].
@@ -51,8 +53,8 @@ struct Shadow {
     const uint64_t in_token = index % kTokenElements;
     const KvLayerView& view = views[in_token / (2 * kTestElements)];
     const bool value = in_token / kTestElements % 2 != 0;
-    const uint64_t base = (value ? view.values : view.keys).value();
-    return DeviceAddress(base + token * view.row_stride.value() +
+    const DeviceAddress row = value ? view.ValueRow(token) : view.KeyRow(token);
+    return DeviceAddress(row.value() +
                          in_token % kTestElements * sizeof(uint32_t))
         .host_pointer<uint32_t>();
   }
@@ -74,7 +76,10 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
     options.max_sequences = kMaxSequences;
     options.headroom = PageCount(GetParam().headroom);
     options.map_ahead = PageCount(GetParam().map_ahead);
-    cache_ = MakeCache(&device_, GetParam().layers_per_row, options);
+    cache_ = MakeCache(
+        &device_,
+        TestLayout(GetParam().layers_per_row, GetParam().values_apart),
+        options);
     stream_ = *device_.driver()->CreateStream(DeviceId(0));
     other_ = *device_.memory()->ReserveRange(PageCount(GetParam().pages),
                                              kUnnamedOwner);
@@ -88,14 +93,15 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
 
   uint64_t Below(uint64_t n) { return random_() % n; }
 
-  // Counted by hand: 128 bytes a layer and token.
+  // Counted by hand: 128 bytes a layer and token, in one array or two.
   static uint64_t PagesOf(uint64_t tokens) {
+    const uint64_t page = GetParam().page_size.value();
+    const uint64_t arrays = GetParam().values_apart ? 2 : 1;
     uint64_t pages = 0;
     for (uint32_t layer = 0; layer < 5; layer += GetParam().layers_per_row) {
       const uint64_t layers =
           std::min<uint64_t>(GetParam().layers_per_row, 5 - layer);
-      const uint64_t page = GetParam().page_size.value();
-      pages += (tokens * layers * 128 + page - 1) / page;
+      pages += arrays * ((tokens * layers * 128 / arrays + page - 1) / page);
     }
     return pages;
   }
@@ -299,6 +305,7 @@ TEST_P(KvCacheModelTest, EveryElementReadsBackAndEveryPageIsCounted) {
 INSTANTIATE_TEST_SUITE_P(Layouts, KvCacheModelTest,
                          ::testing::Values(Setting{1, KiB(4), 150, 0, 0},
                                            Setting{2, KiB(4), 150, 7, 0},
+                                           Setting{2, KiB(4), 150, 3, 1, true},
                                            Setting{5, KiB(4), 150, 0, 1},
                                            Setting{1, KiB(16), 70, 5, 1},
                                            Setting{5, KiB(64), 12, 1, 0},

@@ -28,8 +28,8 @@ namespace quire {
 inline constexpr KvShape kTestShape = {5, 2, 8, KvDType::kF32};
 inline constexpr uint32_t kTestElements = 16;  // of K, or V, in one layer
 
-inline KvLayout TestLayout(uint32_t layers_per_row) {
-  return *KvLayout::Create(kTestShape, layers_per_row);
+inline KvLayout TestLayout(uint32_t layers_per_row, bool values_apart = false) {
+  return *KvLayout::Create(kTestShape, {layers_per_row, values_apart});
 }
 
 // A device with `pages` pages of memory.
@@ -82,12 +82,17 @@ class TestDevice {
 };
 
 inline std::unique_ptr<KvCache> MakeCache(TestDevice* device,
-                                          uint32_t layers_per_row,
+                                          const KvLayout& layout,
                                           KvCacheOptions options) {
-  auto cache =
-      KvCache::Create(device->memory(), TestLayout(layers_per_row), options);
+  auto cache = KvCache::Create(device->memory(), layout, options);
   EXPECT_TRUE(cache.ok()) << cache.status();
   return *std::move(cache);
+}
+
+inline std::unique_ptr<KvCache> MakeCache(TestDevice* device,
+                                          uint32_t layers_per_row,
+                                          KvCacheOptions options) {
+  return MakeCache(device, TestLayout(layers_per_row), options);
 }
 
 inline KvCacheOptions CacheOptions(uint64_t max_tokens) {

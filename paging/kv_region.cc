@@ -27,11 +27,13 @@ absl::StatusOr<RegionGeometry> RegionGeometry::Create(const KvLayout& layout,
     return absl::InvalidArgumentError(absl::StrCat(
         "KV cache: max_sequence_length is ", max_tokens, ", which at ",
         layout.TokenBytes().value(), " bytes per token exceeds 2^64 bytes"));
-  return RegionGeometry(layout, max_tokens, page_size, *pages);
-}
-
-PageCount RegionGeometry::FirstPage(uint32_t group) const {
-  return PageCount(PagesOf(0, max_tokens_).value() * group);
+  RegionGeometry geometry(layout, max_tokens, page_size, *pages);
+  PageCount first;
+  for (uint32_t group = 0; group < layout.groups(); ++group) {
+    geometry.first_pages_.push_back(first);
+    first = Plus(first, geometry.PagesOf(group, max_tokens));
+  }
+  return geometry;
 }
 
 Bytes RegionGeometry::Offset(uint32_t group) const {
@@ -43,9 +45,14 @@ PageCount RegionGeometry::PagesOf(uint32_t group, uint64_t tokens) const {
 }
 
 PageCount RegionGeometry::PagesOf(uint64_t tokens) const {
-  const uint32_t last = layout_.groups() - 1;
-  return PageCount(PagesOf(0, tokens).value() * last +
-                   PagesOf(last, tokens).value());
+  PageCount sum;
+  for (uint32_t group = 0; group < layout_.groups(); ++group)
+    sum = Plus(sum, PagesOf(group, tokens));
+  return sum;
+}
+
+uint64_t RegionGeometry::TokensWithin(uint32_t group, PageCount pages) const {
+  return pages.value() * page_size_.value() / layout_.RowBytes(group).value();
 }
 
 // ---- KvRegion ---------------------------------------------------------------
@@ -53,11 +60,12 @@ PageCount RegionGeometry::PagesOf(uint64_t tokens) const {
 KvRegion::KvRegion(const RegionGeometry* geometry, AddressRange* range)
     : geometry_(geometry),
       range_(range),
-      committed_(geometry->layout().groups()) {}
+      committed_(geometry->layout().groups()),
+      needed_(geometry->layout().groups()) {}
 
 void KvRegion::set_committed(uint32_t group, PageCount count) {
   const PageCount old = committed_[group];
-  const PageCount needed = Needed(group);
+  const PageCount needed = needed_[group];
   committed_[group] = count;
   total_committed_ =
       PageCount(total_committed_.value() - old.value() + count.value());
@@ -66,30 +74,21 @@ void KvRegion::set_committed(uint32_t group, PageCount count) {
 }
 
 void KvRegion::set_used_tokens(uint64_t tokens) {
+  const bool same_pages = tokens >= used_tokens_ && tokens <= quiet_tokens_;
   used_tokens_ = tokens;
-  const PageCount full = geometry_->PagesOf(0, tokens);
-  const PageCount last =
-      geometry_->PagesOf(static_cast<uint32_t>(committed_.size()) - 1, tokens);
-  if (full == needed_full_ && last == needed_last_) return;
-  needed_full_ = full;
-  needed_last_ = last;
-  RecountSpare();
+  if (!same_pages) CountNeeded();
 }
 
 PageCount KvRegion::MappingWork(uint64_t tokens) const {
-  const size_t last = committed_.size() - 1;
-  const PageCount full = geometry_->PagesOf(0, tokens);
-  uint64_t work =
-      Beyond(geometry_->PagesOf(static_cast<uint32_t>(last), tokens),
-             committed_[last]);
-  for (size_t group = 0; group < last; ++group)
-    work += Beyond(full, committed_[group]);
+  uint64_t work = 0;
+  for (uint32_t group = 0; group < committed_.size(); ++group)
+    work += Beyond(geometry_->PagesOf(group, tokens), committed_[group]);
   return PageCount(work);
 }
 
 void KvRegion::AppendMissing(std::vector<PageRun>* runs) const {
   for (uint32_t group = 0; group < committed_.size(); ++group) {
-    const uint64_t missing = Beyond(Needed(group), committed_[group]);
+    const uint64_t missing = Beyond(needed_[group], committed_[group]);
     if (missing > 0)
       runs->push_back({group, committed_[group], PageCount(missing)});
   }
@@ -99,7 +98,8 @@ std::vector<PageRun> KvRegion::SpareRuns(PageCount wanted) const {
   const auto count = static_cast<uint32_t>(committed_.size());
   // What a cut of every part down to `level` pages would give back.
   const auto cut = [&](uint32_t group, uint64_t level) {
-    return Beyond(committed_[group], std::max(Needed(group), PageCount(level)));
+    return Beyond(committed_[group],
+                  std::max(needed_[group], PageCount(level)));
   };
   const auto cut_all = [&](uint64_t level) {
     uint64_t sum = 0;
@@ -152,7 +152,14 @@ absl::Status KvRegion::CheckInvariants() const {
                                               committed_[group].value(),
                                               " pages of ", capacity.value()));
     committed += committed_[group].value();
-    spare += Beyond(committed_[group], geometry_->PagesOf(group, used_tokens_));
+    const PageCount needed = geometry_->PagesOf(group, used_tokens_);
+    spare += Beyond(committed_[group], needed);
+    if (needed != needed_[group] || quiet_tokens_ < used_tokens_ ||
+        geometry_->PagesOf(group, quiet_tokens_) != needed)
+      return absl::InternalError(
+          absl::StrCat("group ", group, " needs ", needed.value(),
+                       " pages for ", used_tokens_, " tokens, kept ",
+                       needed_[group].value(), " for up to ", quiet_tokens_));
   }
   if (committed != total_committed_.value() || spare != spare_.value())
     return absl::InternalError(absl::StrCat(
@@ -161,14 +168,15 @@ absl::Status KvRegion::CheckInvariants() const {
   return absl::OkStatus();
 }
 
-PageCount KvRegion::Needed(uint32_t group) const {
-  return group + 1 == committed_.size() ? needed_last_ : needed_full_;
-}
-
-void KvRegion::RecountSpare() {
+void KvRegion::CountNeeded() {
   uint64_t spare = 0;
-  for (uint32_t group = 0; group < committed_.size(); ++group)
-    spare += Beyond(committed_[group], Needed(group));
+  quiet_tokens_ = UINT64_MAX;
+  for (uint32_t group = 0; group < committed_.size(); ++group) {
+    needed_[group] = geometry_->PagesOf(group, used_tokens_);
+    quiet_tokens_ =
+        std::min(quiet_tokens_, geometry_->TokensWithin(group, needed_[group]));
+    spare += Beyond(committed_[group], needed_[group]);
+  }
   spare_ = PageCount(spare);
 }
 

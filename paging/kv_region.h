@@ -55,12 +55,14 @@ class RegionGeometry {
   PageCount pages() const { return pages_; }
 
   // Where a group's part starts. REQUIRES: group < layout().groups().
-  PageCount FirstPage(uint32_t group) const;
+  PageCount FirstPage(uint32_t group) const { return first_pages_[group]; }
   Bytes Offset(uint32_t group) const;
   // The pages that `tokens` tokens need in one group, and in all of them.
   // REQUIRES: tokens <= max_tokens().
   PageCount PagesOf(uint32_t group, uint64_t tokens) const;
   PageCount PagesOf(uint64_t tokens) const;
+  // The most tokens that `pages` pages of a group hold.
+  uint64_t TokensWithin(uint32_t group, PageCount pages) const;
 
  private:
   RegionGeometry(const KvLayout& layout, uint64_t max_tokens, Bytes page_size,
@@ -74,6 +76,7 @@ class RegionGeometry {
   uint64_t max_tokens_;
   Bytes page_size_;
   PageCount pages_;
+  std::vector<PageCount> first_pages_;  // by group
 };
 
 // Page slots of one group's part, counted from the start of the part.
@@ -111,7 +114,7 @@ class KvRegion {
   // taken or shrunk, not the last length, since a kernel that was queued for a
   // longer one may still run.
   uint64_t used_tokens() const { return used_tokens_; }
-  // O(1) where no page boundary is crossed, O(groups) elsewhere.
+  // O(1) where no page boundary is crossed on the way up, O(groups) elsewhere.
   void set_used_tokens(uint64_t tokens);
 
   // Committed pages that used_tokens does not need. O(1).
@@ -136,20 +139,18 @@ class KvRegion {
   absl::Status CheckInvariants() const;
 
  private:
-  PageCount Needed(uint32_t group) const;
-  void RecountSpare();
+  void CountNeeded();
 
   const RegionGeometry* geometry_;
   AddressRange* range_;
   std::vector<PageCount> committed_;  // by group
+  std::vector<PageCount> needed_;     // by group, for used_tokens_
   PageCount total_committed_;
   PageCount spare_;
   bool parked_ = true;
   bool damaged_ = false;
   uint64_t used_tokens_ = 0;
-  // For used_tokens_: in every group but the last, and in the last.
-  PageCount needed_full_;
-  PageCount needed_last_;
+  uint64_t quiet_tokens_ = 0;  // the most that need no more pages
   Fence fence_;
 };
 

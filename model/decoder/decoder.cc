@@ -44,6 +44,7 @@ class Decoder::Impl {
   absl::Status Check(std::span<const BatchItem> batch) const;
   // Finds every token's place before the launch: the function on the stream
   // must not take the cache's locks.
+  absl::Status CheckLayout(const KvLayout& layout) const;
   absl::Status Place(std::span<const BatchItem> batch,
                      const SequenceCache& cache);
   void Run(std::span<const BatchItem> batch);
@@ -108,9 +109,25 @@ absl::Status Decoder::Impl::Check(std::span<const BatchItem> batch) const {
   return absl::OkStatus();
 }
 
+absl::Status Decoder::Impl::CheckLayout(const KvLayout& layout) const {
+  if (layout.layers() != config_.layers)
+    return absl::InvalidArgumentError(
+        absl::StrCat("a KV cache of ", layout.layers(),
+                     " layers for a model of ", config_.layers));
+  for (const KvLayerKind& kind : layout.kinds()) {
+    if (!HasAttention(kind) || kind.dtype != layout.KindOf(0).dtype)
+      return absl::InvalidArgumentError(absl::StrCat(
+          "there is no attention over KV rows of ", kind.kv_heads, " x ",
+          kind.key_dim, " and ", kind.value_dim, " elements of ",
+          KvDTypeName(kind.dtype), ", window ", kind.window));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Decoder::Impl::Place(std::span<const BatchItem> batch,
                                   const SequenceCache& cache) {
-  kv_dtype_ = cache.layout().shape().dtype;
+  QUIRE_RETURN_IF_ERROR(CheckLayout(cache.layout()));
+  kv_dtype_ = cache.layout().KindOf(0).dtype;
   views_.clear();
   views_.reserve(batch.size() * config_.layers);  // places_ point into it
   places_.clear();

@@ -46,6 +46,10 @@ void AttendRowsEntry(const AttentionShape& shape, KvDType dtype,
     case KvDType::kBF16:
       return AttendRows<BF16>(shape, queries, query, heads, begin, end, scores,
                               states);
+    case KvDType::kF8E4M3:
+    case KvDType::kF8E5M2:
+    case KvDType::kInt8:
+      return;  // HasAttention is false
   }
 }
 

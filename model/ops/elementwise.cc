@@ -268,6 +268,11 @@ void Rope(const uint64_t* positions, const float* inverse_frequencies,
                     });
 }
 
+bool HasAttention(const KvLayerKind& kind) {
+  return KvElementSize(kind.dtype) > Bytes(1) &&
+         kind.key_dim == kind.value_dim && kind.window == 0;
+}
+
 void StoreKvRow(const float* values, size_t count, KvDType dtype, void* row) {
   switch (dtype) {
     case KvDType::kF32:
@@ -281,6 +286,10 @@ void StoreKvRow(const float* values, size_t count, KvDType dtype, void* row) {
       std::transform(values, values + count, out, BF16FromF32);
       return;
     }
+    case KvDType::kF8E4M3:
+    case KvDType::kF8E5M2:
+    case KvDType::kInt8:
+      return;  // HasAttention is false
   }
 }
 

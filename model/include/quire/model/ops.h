@@ -102,7 +102,12 @@ void Rope(const uint64_t* positions, const float* inverse_frequencies,
           size_t tokens, size_t heads, size_t head_dim, float* values,
           ThreadPool* pool);
 
+// Whether the two operations below have code for the rows of such a layer: K
+// and V of one size, of float elements without scales, and every token seen.
+bool HasAttention(const KvLayerKind& kind);
+
 // Writes [heads * head_dim] float32 values as one half (K or V) of a KV row.
+// REQUIRES: HasAttention of the layer.
 void StoreKvRow(const float* values, size_t count, KvDType dtype, void* row);
 
 // One query token against the rows [0, length) of its sequence.
@@ -125,6 +130,7 @@ struct AttentionQuery {
 // h / (heads / kv_heads). Online softmax (Milakov and Gimelshein 2018) over
 // tiles of rows of fixed size, so the result is independent of the batch, and
 // of how the rows are stored.
+// REQUIRES: HasAttention of the layer.
 void Attention(std::span<const AttentionQuery> queries, KvDType dtype,
                size_t heads, size_t kv_heads, size_t head_dim, float scale,
                ThreadPool* pool);

@@ -17,7 +17,13 @@ struct KvLayerView {
   // Of token 0, or, where there is a table, of the first row of block 0.
   DeviceAddress keys;
   DeviceAddress values;
-  Bytes row_stride;
+  Bytes row_stride;    // of keys
+  Bytes value_stride;  // the same, but where values stand apart and are larger
+                       // or smaller than keys
+  // The scales that go with these keys and values, where the layout has them:
+  // as far apart as their rows are.
+  DeviceAddress key_scales;
+  DeviceAddress value_scales;
 
   // Token t is row t % 2^block_shift of block block_table[t >> block_shift].
   // The table is in host memory and valid until the next call of the cache that
@@ -25,22 +31,25 @@ struct KvLayerView {
   // contiguous.
   const uint32_t* block_table = nullptr;
   uint32_t block_shift = 0;
-  Bytes block_stride;
+  Bytes block_stride;  // of keys
+  Bytes value_block_stride;
 
   // REQUIRES: the token is backed.
   DeviceAddress KeyRow(uint64_t token) const {
-    return DeviceAddress(keys.value() + Offset(token));
+    return DeviceAddress(keys.value() +
+                         Offset(token, row_stride, block_stride));
   }
   DeviceAddress ValueRow(uint64_t token) const {
-    return DeviceAddress(values.value() + Offset(token));
+    return DeviceAddress(values.value() +
+                         Offset(token, value_stride, value_block_stride));
   }
 
  private:
-  uint64_t Offset(uint64_t token) const {
-    if (block_table == nullptr) return token * row_stride.value();
+  uint64_t Offset(uint64_t token, Bytes stride, Bytes of_block) const {
+    if (block_table == nullptr) return token * stride.value();
     const uint64_t row = token & ((uint64_t{1} << block_shift) - 1);
-    return block_table[token >> block_shift] * block_stride.value() +
-           row * row_stride.value();
+    return block_table[token >> block_shift] * of_block.value() +
+           row * stride.value();
   }
 };
 
