@@ -1,0 +1,152 @@
+#include "paging/block_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "paging/kv_cache_testing.h"
+
+namespace quire {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+// Takes a block and puts it into the index.
+BlockId TakeIndexed(BlockPool* pool, BlockId parent, int32_t token) {
+  const auto block = pool->Take();
+  EXPECT_TRUE(block);
+  pool->index().Insert(parent, Tokens{token}, *block);
+  return *block;
+}
+
+void Check(const BlockPool& pool) {
+  EXPECT_TRUE(pool.CheckInvariants().ok()) << pool.CheckInvariants();
+}
+
+TEST(BlockPoolTest, EveryBlockIsTakenOnce) {
+  BlockPool pool(5);
+  std::set<BlockId> taken;
+  for (int i = 0; i < 5; ++i) taken.insert(*pool.Take());
+  EXPECT_EQ(taken, (std::set<BlockId>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(pool.free(), 0u);
+  EXPECT_EQ(pool.Take(), std::nullopt);
+  pool.Reference(3);
+  pool.Unreference(3, Fence());
+  EXPECT_EQ(pool.free(), 0u);
+  pool.Unreference(3, Fence());
+  EXPECT_EQ(pool.free(), 1u);
+  EXPECT_EQ(pool.Take(), 3u);
+  Check(pool);
+}
+
+TEST(BlockPoolTest, KeptBlocksGoLastAndLeastRecentlyUsedFirst) {
+  BlockPool pool(4);
+  const BlockId a = TakeIndexed(&pool, kNoBlock, 1);
+  const BlockId b = TakeIndexed(&pool, kNoBlock, 2);
+  const BlockId plain = *pool.Take();
+  pool.Unreference(b, Fence());
+  pool.Unreference(a, Fence());
+  pool.Unreference(plain, Fence());
+  EXPECT_EQ(pool.free(), 4u);
+  EXPECT_EQ(pool.kept(), 2u);
+  pool.Take();
+  pool.Take();
+  EXPECT_EQ(pool.evictions(), 0u);
+  // B is used once more, so that A is older now.
+  pool.Reference(b);
+  pool.Unreference(b, Fence());
+  EXPECT_EQ(pool.Take(), a);
+  EXPECT_FALSE(pool.index().Contains(a));
+  EXPECT_TRUE(pool.index().Contains(b));
+  EXPECT_EQ(pool.Take(), b);
+  EXPECT_EQ(pool.evictions(), 2u);
+  Check(pool);
+}
+
+TEST(BlockPoolTest, AChainIsEvictedFromItsEndWhateverTheOrder) {
+  BlockPool pool(3);
+  const BlockId a = TakeIndexed(&pool, kNoBlock, 1);
+  const BlockId b = TakeIndexed(&pool, a, 2);
+  const BlockId c = TakeIndexed(&pool, b, 3);
+  for (const BlockId block : {a, b, c}) pool.Unreference(block, Fence());
+  EXPECT_EQ(pool.Take(), c);
+  EXPECT_EQ(pool.Take(), b);
+  EXPECT_EQ(pool.Take(), a);
+  Check(pool);
+}
+
+class BlockPoolFenceTest : public ::testing::Test {
+ protected:
+  TestDevice device_{8};
+  BlockPool pool_{2};
+};
+
+TEST_F(BlockPoolFenceTest, ABlockThatCoolsIsNotTaken) {
+  BlockedStream stream(device_.driver());
+  const BlockId a = *pool_.Take();
+  const BlockId b = *pool_.Take();
+  pool_.Unreference(a, stream.Record());
+  EXPECT_EQ(pool_.free(), 1u);
+  EXPECT_EQ(pool_.Take(), std::nullopt);
+  pool_.Unreference(b, Fence());
+  EXPECT_EQ(pool_.Take(), b);
+  EXPECT_EQ(pool_.Take(), std::nullopt);
+  Check(pool_);
+  EXPECT_FALSE(*pool_.NextFence().IsComplete());
+  stream.Unblock();
+  EXPECT_TRUE(*pool_.NextFence().IsComplete());
+  pool_.Harvest();
+  EXPECT_EQ(pool_.Take(), a);
+  Check(pool_);
+}
+
+TEST_F(BlockPoolFenceTest, OneLongStreamHoldsUpNobodyElse) {
+  BlockedStream slow(device_.driver());
+  BlockedStream fast(device_.driver());
+  const BlockId a = *pool_.Take();
+  const BlockId b = *pool_.Take();
+  pool_.Unreference(a, slow.Record());
+  pool_.Unreference(b, fast.Record());
+  fast.Unblock();
+  pool_.Harvest();
+  EXPECT_EQ(pool_.Take(), b);
+  EXPECT_EQ(pool_.Take(), std::nullopt);
+  slow.Unblock();
+}
+
+// The fence of the last holder does not cover what the first one had queued.
+TEST_F(BlockPoolFenceTest, TheFencesOfAllHoldersCount) {
+  BlockedStream stream(device_.driver());
+  const BlockId a = *pool_.Take();
+  pool_.Take();
+  pool_.Reference(a);
+  pool_.Unreference(a, stream.Record());
+  pool_.Unreference(a, Fence());
+  pool_.Harvest();
+  EXPECT_EQ(pool_.Take(), std::nullopt);
+  stream.Unblock();
+  pool_.Harvest();
+  EXPECT_EQ(pool_.Take(), a);
+}
+
+TEST_F(BlockPoolFenceTest, ACoolingBlockServesThoseWhoFindItAndStillCools) {
+  BlockedStream stream(device_.driver());
+  const BlockId a = TakeIndexed(&pool_, kNoBlock, 1);
+  pool_.Take();
+  pool_.Unreference(a, stream.Record());
+  EXPECT_EQ(pool_.index().Find(kNoBlock, Tokens{1}), a);
+  pool_.Reference(a);
+  EXPECT_EQ(pool_.free(), 0u);
+  Check(pool_);
+  pool_.Unreference(a, Fence());
+  EXPECT_EQ(pool_.Take(), std::nullopt);
+  stream.Unblock();
+  pool_.Harvest();
+  EXPECT_EQ(pool_.kept(), 1u);
+  EXPECT_EQ(pool_.Take(), a);
+  Check(pool_);
+}
+
+}  // namespace
+}  // namespace quire

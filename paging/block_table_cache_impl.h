@@ -1,0 +1,161 @@
+// The state of a BlockTableCache. Internal.
+//
+// Kernels and copies follow each other on one stream. So a block that leaves a
+// table may be written for another one at once, by what is queued from then on;
+// fences matter only where the caller gives them.
+
+#ifndef QUIRE_PAGING_BLOCK_TABLE_CACHE_IMPL_H_
+#define QUIRE_PAGING_BLOCK_TABLE_CACHE_IMPL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "paging/block_geometry.h"
+#include "paging/block_pool.h"
+#include "quire/alloc/device_memory.h"
+#include "quire/alloc/fence.h"
+#include "quire/alloc/internal_checks.h"
+#include "quire/alloc/mutex.h"
+#include "quire/paging/block_table_cache.h"
+
+namespace quire {
+
+class BlockTableCacheImpl final : public BlockTableCache {
+ public:
+  BlockTableCacheImpl(DeviceMemory* memory, AddressRange* range,
+                      const BlockGeometry& geometry,
+                      const BlockTableCacheOptions& options)
+      : memory_(memory),
+        range_(range),
+        geometry_(geometry),
+        options_(options),
+        pool_(geometry.blocks()) {}
+  // Nothing uses a sequence any more.
+  ~BlockTableCacheImpl() override { memory_->ReleaseRange(range_, Fence()); }
+
+  const KvLayout& layout() const override { return geometry_.layout(); }
+  uint64_t max_sequence_length() const override {
+    return options_.max_sequence_length;
+  }
+  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
+  absl::StatusOr<PromptAdmission> AdmitPrompt(
+      std::span<const int32_t> tokens) override;
+  absl::StatusOr<SequenceId> Fork(SequenceId parent) override;
+  absl::Status Publish(SequenceId sequence,
+                       std::span<const int32_t> tokens) override;
+  absl::Status Step(std::span<const SequenceStep> steps) override;
+  absl::Status Shrink(SequenceId sequence, uint64_t length,
+                      const Fence& fence) override;
+  absl::Status Release(SequenceId sequence, const Fence& fence) override;
+
+  absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
+  uint64_t AdmissibleTokens() const override;
+  absl::StatusOr<KvLayerView> View(SequenceId sequence,
+                                   uint32_t layer) const override;
+  CacheUse Use() const override;
+  absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
+  BlockTableCacheStatistics GetStatistics() const override;
+  absl::Status CheckInvariants() const override;
+
+ private:
+  struct Sequence {
+    uint64_t length = 0;
+    std::vector<BlockId> table;
+    // Blocks of the table, from the first on, that are in the index, each
+    // behind the one before it.
+    size_t published = 0;
+
+    uint64_t step = 0;  // the last Step that named it
+  };
+  using Sequences = absl::flat_hash_map<SequenceId, Sequence>;
+
+  // A place in a table where a block comes that may be written.
+  struct Replacement {
+    size_t place;
+    uint64_t rows;  // of the block that was there, to be copied
+  };
+  // What a step does to a sequence.
+  struct Change {
+    Sequence* sequence;
+    uint64_t length;
+    std::vector<Replacement> replacements;
+    uint64_t additions = 0;
+
+    uint64_t blocks() const { return replacements.size() + additions; }
+  };
+
+  // The attempts return a fence where it must be waited for before the next
+  // one; nothing has changed then, nor after an error.
+  absl::StatusOr<std::optional<Fence>> TryAdmit(uint64_t tokens,
+                                                std::span<const int32_t> prompt,
+                                                PromptAdmission* admission)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::optional<Fence>> TryStep(
+      std::span<const SequenceStep> steps) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::optional<Fence>> TryTake(uint64_t count,
+                                               uint64_t headroom,
+                                               std::vector<BlockId>* taken)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<PromptAdmission> AdmitWaiting(uint64_t tokens,
+                                               std::span<const int32_t> prompt)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::StatusOr<std::vector<Change>> Plan(std::span<const SequenceStep> steps)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Queues the copies of all changes, whose blocks are `taken` in their order.
+
+  absl::Status CopyRows(std::span<const Change> changes,
+                        std::span<const BlockId> taken)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CopyBlock(BlockId from, BlockId to, uint64_t rows);
+
+  // The blocks that hold the first tokens of a prompt, whole blocks and not the
+  // last token.
+  std::vector<BlockId> FindPrefix(std::span<const int32_t> prompt) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::span<const int32_t> TokensOf(size_t block,
+                                    std::span<const int32_t> tokens) const {
+    return tokens.subspan(block * geometry_.block_tokens(),
+                          geometry_.block_tokens());
+  }
+  // Last block first: a chain is used again from its end.
+  void GiveBack(std::span<const BlockId> blocks, const Fence& fence)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (size_t i = blocks.size(); i > 0; --i)
+      pool_.Unreference(blocks[i - 1], fence);
+  }
+  absl::Status CheckFreeSlot() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  SequenceId Insert(Sequence sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Bytes BytesOf(uint64_t blocks) const {
+    return Bytes(blocks * geometry_.BlockBytes().value());
+  }
+  // In checking builds, after every operation.
+  void CheckAfterMutation() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    if constexpr (kInternalChecks) RequireInvariant(CheckInvariants());
+  }
+
+  DeviceMemory* const memory_;
+  AddressRange* const range_;
+  const BlockGeometry geometry_;
+  const BlockTableCacheOptions options_;
+
+  mutable Mutex mutex_;
+  BlockPool pool_ ABSL_GUARDED_BY(mutex_);
+  Sequences sequences_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t attempted_steps_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t block_copies_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t prompt_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t cached_prompt_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_PAGING_BLOCK_TABLE_CACHE_IMPL_H_
