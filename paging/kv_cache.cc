@@ -1,5 +1,6 @@
 #include "quire/paging/kv_cache.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -19,6 +20,7 @@ absl::Status NoSuchSequence(SequenceId id, const char* purpose) {
 }  // namespace
 
 KvCache::Impl::~Impl() {
+  ahead_thread_.reset();
   MutexLock lock(&state_mutex_);
   for (Sequence& sequence : sequences_) {
     if (sequence.region)
@@ -33,7 +35,7 @@ KvCache::Impl::~Impl() {
 // An id is a slot and how often the slot was released before: found without a
 // hash table, and dead once it is released.
 std::optional<size_t> KvCache::Impl::FindSlot(SequenceId id) const {
-  const uint64_t slot = (id.value() & UINT32_MAX) - 1;
+  const uint64_t slot = SlotOf(id);
   if (slot >= sequences_.size() || !sequences_[slot].region ||
       sequences_[slot].generation != id.value() >> 32)
     return std::nullopt;
@@ -49,7 +51,9 @@ absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "KV cache: a sequence of ", tokens, " tokens exceeds the maximum of ",
         geometry_.max_tokens()));
+  waiting_.fetch_add(1, std::memory_order_relaxed);
   MutexLock operation(&operation_mutex_);
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
   QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeRegion(tokens));
   Demand demand{taken.region, tokens};
   const auto mapped = Back(std::span(&demand, 1), options_.headroom);
@@ -122,41 +126,71 @@ void KvCache::Impl::Dispose(std::unique_ptr<KvRegion> region) {
   memory_->ReleaseRange(region->range(), region->fence());
 }
 
+// A decode step where no sequence crosses into a new page is a few compares a
+// sequence, and allocates nothing.
 absl::Status KvCache::Impl::Step(std::span<const SequenceStep> steps) {
+  const bool finds_ahead_mapping =
+      mapping_ahead_.load(std::memory_order_relaxed);
+  waiting_.fetch_add(1, std::memory_order_relaxed);
   MutexLock operation(&operation_mutex_);
-  std::vector<Demand> demands;
-  demands.reserve(steps.size());
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
+  PageCount needed;
   {
     MutexLock lock(&state_mutex_);
-    ++attempted_steps_;
-    for (const SequenceStep& step : steps) {
-      const auto slot = FindSlot(step.sequence);
-      if (!slot) return NoSuchSequence(step.sequence, "step");
-      if (step.length > geometry_.max_tokens())
-        return absl::InvalidArgumentError(
-            absl::StrCat("KV cache: a step of sequence ", step.sequence.value(),
-                         " to ", step.length, " tokens exceeds the maximum of ",
-                         geometry_.max_tokens()));
-      Sequence& sequence = sequences_[*slot];
-      if (sequence.step == attempted_steps_)
-        return absl::InvalidArgumentError(
-            absl::StrCat("KV cache: sequence ", step.sequence.value(),
-                         " is in one step twice"));
-      sequence.step = attempted_steps_;
-      if (step.length > sequence.region->used_tokens())
-        demands.push_back({sequence.region.get(), step.length});
+    QUIRE_RETURN_IF_ERROR(Examine(steps));
+    needed = totals_.needed();
+    if (demands_.empty()) {
+      FinishStep(steps, needed, finds_ahead_mapping);
+      ++steps_without_mapping_;
+      return absl::OkStatus();
     }
   }
-  QUIRE_ASSIGN_OR_RETURN(const bool mapped, Back(demands, PageCount(0)));
+  QUIRE_ASSIGN_OR_RETURN(const bool mapped, Back(demands_, PageCount(0)));
   MutexLock lock(&state_mutex_);
-  for (const SequenceStep& step : steps) {
-    Sequence& sequence = sequences_[*FindSlot(step.sequence)];
-    tokens_ = tokens_ - sequence.length + step.length;
-    sequence.length = step.length;
-  }
-  ++steps_;
+  FinishStep(steps, needed, mapped || finds_ahead_mapping);
   if (!mapped) ++steps_without_mapping_;
   return absl::OkStatus();
+}
+
+absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
+  demands_.clear();
+  ++attempted_steps_;
+  for (const SequenceStep& step : steps) {
+    const auto slot = FindSlot(step.sequence);
+    if (!slot) return NoSuchSequence(step.sequence, "step");
+    if (step.length > geometry_.max_tokens())
+      return absl::InvalidArgumentError(
+          absl::StrCat("KV cache: a step of sequence ", step.sequence.value(),
+                       " to ", step.length, " tokens exceeds the maximum of ",
+                       geometry_.max_tokens()));
+    Sequence& sequence = sequences_[*slot];
+    if (sequence.step == attempted_steps_)
+      return absl::InvalidArgumentError(absl::StrCat("KV cache: sequence ",
+                                                     step.sequence.value(),
+                                                     " is in one step twice"));
+    sequence.step = attempted_steps_;
+    if (step.length > sequence.region->quiet_tokens())
+      demands_.push_back({sequence.region.get(), step.length});
+  }
+  return absl::OkStatus();
+}
+
+void KvCache::Impl::FinishStep(std::span<const SequenceStep> steps,
+                               PageCount needed_before, bool waited) {
+  for (const SequenceStep& step : steps) {
+    Sequence& sequence = sequences_[SlotOf(step.sequence)];
+    if (step.length > sequence.length)
+      sequence.growth =
+          std::min(step.length - sequence.length, kMostTokensOfADecodeStep);
+    tokens_ = tokens_ - sequence.length + step.length;
+    sequence.length = step.length;
+    sequence.region->UseQuietly(step.length);
+  }
+  ++steps_;
+  if (waited) ++steps_waited_;
+  if (options_.page_ahead.max_steps > 0)
+    PlanAhead(PageCount(
+        SaturatingSubtract(totals_.needed().value(), needed_before.value())));
 }
 
 absl::Status KvCache::Impl::Shrink(SequenceId id, uint64_t length,
@@ -183,7 +217,13 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
   MutexLock lock(&state_mutex_);
   const auto slot = FindSlot(id);
   if (!slot) return NoSuchSequence(id, "release");
-  sequences_[*slot].region->set_fence(fence);
+  KvRegion* const region = sequences_[*slot].region.get();
+  region->set_fence(fence);
+  if (options_.eager_reclaim) {
+    Modify(region, [](KvRegion* r) { r->set_used_tokens(0); });
+    // A refusal is the region's damage: it is not parked.
+    GiveBack(region, region->spare()).IgnoreError();
+  }
   CloseSlot(*slot, std::nullopt);
   return absl::OkStatus();
 }
@@ -251,7 +291,7 @@ CacheUse KvCache::Impl::Use() const {
   };
   CacheUse use;
   use.held = bytes(totals.admitted + totals.parked);
-  use.needed = bytes(totals.admitted + totals.parked - totals.spare);
+  use.needed = bytes(totals.needed().value());
   use.capacity = SaturatingAdd(use.needed, bytes(GetSupply().in_all.value()));
   return use;
 }
@@ -284,6 +324,11 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
   statistics.adoptions = adoptions_;
   statistics.steps = steps_;
   statistics.steps_without_mapping = steps_without_mapping_;
+  statistics.steps_waited = steps_waited_;
+  statistics.runs_mapped = runs_mapped_;
+  statistics.runs_mapped_ahead = runs_mapped_ahead_;
+  statistics.pages_mapped_ahead = pages_mapped_ahead_;
+  statistics.steps_ahead = horizon_.steps();
   return statistics;
 }
 
@@ -350,6 +395,9 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(
     const KvCacheOptions& options) {
   if (options.max_sequences == 0)
     return absl::InvalidArgumentError("KV cache: max_sequences is 0");
+  if (options.page_ahead.thread && options.page_ahead.max_steps == 0)
+    return absl::InvalidArgumentError(
+        "KV cache: a thread that maps pages 0 steps ahead");
   QUIRE_ASSIGN_OR_RETURN(
       const RegionGeometry geometry,
       RegionGeometry::Create(layout, options.max_sequence_length,
@@ -365,12 +413,21 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(
       new KvCache(std::make_unique<Impl>(memory, geometry, options)));
   cache->memory_ = memory;
   memory->AddReclaimer(cache.get());
+  if (options.page_ahead.thread)
+    QUIRE_RETURN_IF_ERROR(cache->impl_->StartAhead());
   return cache;
 }
 
 KvCache::KvCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-KvCache::~KvCache() { memory_->RemoveReclaimer(this); }
+KvCache::~KvCache() {
+  if (memory_->in_forked_child()) {
+    // Its locks, its thread and its memory are the parent's.
+    (void)impl_.release();
+    return;
+  }
+  memory_->RemoveReclaimer(this);
+}
 
 const KvLayout& KvCache::layout() const { return impl_->geometry().layout(); }
 uint64_t KvCache::max_sequence_length() const {
@@ -380,12 +437,14 @@ uint64_t KvCache::max_sequence_length() const {
 // they may call it. A step that is short of pages asks them for more; an
 // admission is refused instead, since its caller can wait.
 absl::StatusOr<SequenceId> KvCache::Admit(uint64_t tokens) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   const HookDeferral deferral(memory_);
   absl::StatusOr<SequenceId> sequence = impl_->Admit(tokens);
   impl_->CheckAfterMutation();
   return sequence;
 }
 absl::Status KvCache::Step(std::span<const SequenceStep> steps) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   absl::Status status =
       WithOutOfMemoryHooks(memory_, [&] { return impl_->Step(steps); });
   impl_->CheckAfterMutation();
@@ -393,12 +452,14 @@ absl::Status KvCache::Step(std::span<const SequenceStep> steps) {
 }
 absl::Status KvCache::Shrink(SequenceId sequence, uint64_t length,
                              const Fence& fence) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   const HookDeferral deferral(memory_);
   absl::Status status = impl_->Shrink(sequence, length, fence);
   impl_->CheckAfterMutation();
   return status;
 }
 absl::Status KvCache::Release(SequenceId sequence, const Fence& fence) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   const HookDeferral deferral(memory_);
   absl::Status status = impl_->Release(sequence, fence);
   impl_->CheckAfterMutation();
@@ -406,20 +467,36 @@ absl::Status KvCache::Release(SequenceId sequence, const Fence& fence) {
 }
 absl::StatusOr<KvLayerView> KvCache::View(SequenceId sequence,
                                           uint32_t layer) const {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   return impl_->View(sequence, layer);
 }
 absl::StatusOr<uint64_t> KvCache::Length(SequenceId sequence) const {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   return impl_->Length(sequence);
 }
-uint64_t KvCache::AdmissibleTokens() const { return impl_->AdmissibleTokens(); }
-CacheUse KvCache::Use() const { return impl_->Use(); }
+uint64_t KvCache::AdmissibleTokens() const {
+  return memory_->in_forked_child() ? 0 : impl_->AdmissibleTokens();
+}
+CacheUse KvCache::Use() const {
+  return memory_->in_forked_child() ? CacheUse() : impl_->Use();
+}
 absl::StatusOr<Bytes> KvCache::FreedByRelease(SequenceId sequence) const {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   return impl_->FreedByRelease(sequence);
 }
+absl::StatusOr<PageCount> KvCache::PrepareAhead(std::optional<uint32_t> steps) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
+  const HookDeferral deferral(memory_);
+  absl::StatusOr<PageCount> pages = impl_->PrepareAhead(steps);
+  impl_->CheckAfterMutation();
+  return pages;
+}
 KvCacheStatistics KvCache::GetStatistics() const {
-  return impl_->GetStatistics();
+  return memory_->in_forked_child() ? KvCacheStatistics()
+                                    : impl_->GetStatistics();
 }
 absl::Status KvCache::CheckInvariants() const {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   return impl_->CheckInvariants();
 }
 PageCount KvCache::Reclaim(PageCount wanted) { return impl_->Reclaim(wanted); }

@@ -43,6 +43,8 @@ absl::StatusOr<bool> KvCache::Impl::Back(std::span<Demand> demands,
              [&](KvRegion* r) { r->set_used_tokens(demand.previous); });
     return status;
   }
+  MutexLock lock(&state_mutex_);
+  runs_mapped_ += plan.size();
   return !plan.empty();
 }
 
@@ -55,10 +57,10 @@ absl::Status KvCache::Impl::CommitPlan(std::span<const PlannedRun> plan,
     PageCount wanted = options_.headroom;
     for (const PlannedRun& planned : ahead)
       wanted = Plus(wanted, planned.run.count);
-    if (wanted <= supply.at_once && CommitRuns(ahead).ok())
+    if (wanted <= supply.at_once && CommitRuns(ahead, Patience::kWait).ok())
       return absl::OkStatus();
   }
-  return CommitRuns(plan);
+  return CommitRuns(plan, Patience::kWait);
 }
 
 std::vector<KvCache::Impl::PlannedRun> KvCache::Impl::WithMapAhead(
@@ -74,12 +76,16 @@ std::vector<KvCache::Impl::PlannedRun> KvCache::Impl::WithMapAhead(
   return ahead;
 }
 
-absl::Status KvCache::Impl::CommitRuns(std::span<const PlannedRun> runs) {
+absl::Status KvCache::Impl::CommitRuns(std::span<const PlannedRun> runs,
+                                       Patience patience) {
   absl::Status status;
   size_t done = 0;
   for (; done < runs.size(); ++done) {
     const auto& [region, run] = runs[done];
-    status = memory_->Commit(region->range(), SlotInRange(run), run.count);
+    status =
+        patience == Patience::kWait
+            ? memory_->Commit(region->range(), SlotInRange(run), run.count)
+            : memory_->TryCommit(region->range(), SlotInRange(run), run.count);
     if (!status.ok()) break;
   }
   MutexLock lock(&state_mutex_);

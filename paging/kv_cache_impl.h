@@ -1,5 +1,6 @@
-// The state of a KvCache. Internal: kv_cache.cc holds the sequences, and
-// kv_cache_backing.cc the pages under them.
+// The state of a KvCache. Internal: kv_cache.cc holds the sequences,
+// kv_cache_backing.cc the pages under them, and kv_cache_ahead.cc maps pages
+// that will be needed.
 //
 // Locking. Two locks, so that the memory can call back while it serves us:
 //
@@ -13,7 +14,8 @@
 // What a commit in progress relies on stays true without state_mutex_: regions
 // are added and removed under operation_mutex_ only, and Reclaim takes spare
 // pages only. A region's tokens in use are raised before its pages are
-// committed, and a part that lacks pages has none to spare.
+// committed, and a part that lacks pages has none to spare. For pages ahead
+// they are raised for that time only.
 
 #ifndef QUIRE_PAGING_KV_CACHE_IMPL_H_
 #define QUIRE_PAGING_KV_CACHE_IMPL_H_
@@ -29,7 +31,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/prepare_thread.h"
 #include "paging/kv_region.h"
+#include "paging/page_ahead.h"
 #include "paging/parked_regions.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
@@ -43,7 +47,10 @@ class KvCache::Impl {
  public:
   Impl(DeviceMemory* memory, const RegionGeometry& geometry,
        const KvCacheOptions& options)
-      : memory_(memory), geometry_(geometry), options_(options) {}
+      : memory_(memory),
+        geometry_(geometry),
+        options_(options),
+        horizon_(options.page_ahead.max_steps) {}
   ~Impl();
 
   const RegionGeometry& geometry() const { return geometry_; }
@@ -61,6 +68,15 @@ class KvCache::Impl {
       ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const
       ABSL_LOCKS_EXCLUDED(state_mutex_);
+  // Starts the thread that maps ahead. Once.
+  absl::Status StartAhead();
+  absl::StatusOr<PageCount> PrepareAhead(std::optional<uint32_t> steps)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+
+  // kFailedPrecondition in a forked child, where a lock may be held by a thread
+  // that is not there.
+  absl::Status CheckProcess() const;
+
   uint64_t AdmissibleTokens() const ABSL_LOCKS_EXCLUDED(state_mutex_);
   CacheUse Use() const ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const
@@ -87,7 +103,8 @@ class KvCache::Impl {
     std::unique_ptr<KvRegion> region;  // null: the slot is free
     uint32_t generation = 0;           // of the id; counts the releases
     uint64_t length = 0;
-    uint64_t step = 0;  // the last Step that named it
+    uint64_t step = 0;    // the last Step that named it
+    uint64_t growth = 1;  // tokens of its last step that made it longer
   };
   // A slot with the region of a sequence that begins.
   struct Taken {
@@ -111,6 +128,8 @@ class KvCache::Impl {
     uint64_t spare = 0;
     friend bool operator==(const Totals&, const Totals&) = default;
 
+    PageCount needed() const { return PageCount(admitted + parked - spare); }
+
     void Add(const KvRegion& region) {
       (region.parked() ? parked : admitted) += region.committed().value();
       spare += region.spare().value();
@@ -120,6 +139,8 @@ class KvCache::Impl {
       spare -= region.spare().value();
     }
   };
+  // Whether a commit waits for pages that cool and asks for more.
+  enum class Patience { kWait, kNone };
   // Pages that a commit could take.
   struct Supply {
     PageCount at_once;  // created, or taken from the cache
@@ -136,6 +157,9 @@ class KvCache::Impl {
     reclaimable_.store(totals_.spare, std::memory_order_relaxed);
   }
 
+  static uint64_t SlotOf(SequenceId id) {
+    return (id.value() & UINT32_MAX) - 1;
+  }
   std::optional<size_t> FindSlot(SequenceId id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   SequenceId IdOf(size_t slot) const
@@ -154,13 +178,38 @@ class KvCache::Impl {
   void Dispose(std::unique_ptr<KvRegion> region)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
 
+  // Checks the steps, and leaves in demands_ those that need more pages.
+  absl::Status Examine(std::span<const SequenceStep> steps)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // What Examine found is backed, whose pages were `needed_before`.
+  void FinishStep(std::span<const SequenceStep> steps, PageCount needed_before,
+                  bool waited)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+
+  // ---- Page-ahead (kv_cache_ahead.cc) ----
+  // More than a decode step with speculation: a chunk of a prompt, which says
+  // nothing about the next step.
+  static constexpr uint64_t kMostTokensOfADecodeStep = 8;
+  uint64_t Now() const;
+  // After a step that needed `pages` more: looks how far ahead to map, and
+  // wakes the thread where there is something to map.
+  void PlanAhead(PageCount pages)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // The sequence of the last Step that lacks pages soonest, and for how many
+  // tokens `steps` steps need them; no region where none lacks any.
+  Demand MostUrgent(uint32_t steps) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Maps one run of pages; 0 where there is none to map, or no pages at once.
+  absl::StatusOr<PageCount> MapOneAhead(std::optional<uint32_t> steps)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+
   // Backs every demand, and leaves `headroom` pages obtainable: all or nothing.
   // True where pages had to be mapped.
   absl::StatusOr<bool> Back(std::span<Demand> demands, PageCount headroom)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   absl::Status CommitPlan(std::span<const PlannedRun> plan, Supply supply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
-  absl::Status CommitRuns(std::span<const PlannedRun> runs)
+  absl::Status CommitRuns(std::span<const PlannedRun> runs, Patience patience)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   std::vector<PlannedRun> WithMapAhead(std::span<const PlannedRun> plan) const;
 
@@ -186,6 +235,7 @@ class KvCache::Impl {
 
   mutable Mutex operation_mutex_ ABSL_ACQUIRED_BEFORE(state_mutex_);
   mutable Mutex state_mutex_;
+  std::vector<Demand> demands_ ABSL_GUARDED_BY(operation_mutex_);  // of Step
   std::vector<Sequence> sequences_ ABSL_GUARDED_BY(state_mutex_);
   std::vector<size_t> free_slots_ ABSL_GUARDED_BY(state_mutex_);
   ParkedRegions parked_ ABSL_GUARDED_BY(state_mutex_);
@@ -195,8 +245,18 @@ class KvCache::Impl {
   uint64_t attempted_steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_without_mapping_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t steps_waited_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t runs_mapped_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t runs_mapped_ahead_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t pages_mapped_ahead_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  AheadHorizon horizon_ ABSL_GUARDED_BY(state_mutex_);
+  // Admit and Step that wait for operation_mutex_: the thread lets them pass.
+  std::atomic<uint32_t> waiting_{0};
+  // Whether MapOneAhead is in a driver call.
+  std::atomic<bool> mapping_ahead_{false};
   // totals_.spare, to be read from under the locks of others.
   std::atomic<uint64_t> reclaimable_{0};
+  std::unique_ptr<PrepareThread> ahead_thread_;  // null: none
 };
 
 }  // namespace quire

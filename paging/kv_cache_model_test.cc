@@ -76,6 +76,7 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
     options.max_sequences = kMaxSequences;
     options.headroom = PageCount(GetParam().headroom);
     options.map_ahead = PageCount(GetParam().map_ahead);
+    options.page_ahead.max_steps = 40;
     cache_ = MakeCache(
         &device_,
         TestLayout(GetParam().layers_per_row, GetParam().values_apart),
@@ -177,6 +178,15 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
     }
   }
 
+  // What is mapped ahead is as obtainable as before: the other operations say.
+  void PrepareAhead() {
+    const uint64_t live = device_.live_pages();
+    const auto pages = cache_->PrepareAhead(static_cast<uint32_t>(Below(60)));
+    ASSERT_TRUE(pages.ok()) << pages.status();
+    ASSERT_EQ(device_.live_pages(), live + pages->value());
+    pages_ahead_ += pages->value();
+  }
+
   // Half of the time a kernel that started before runs on for a while, and
   // calls `kernel` at its end.
   template <typename Kernel>
@@ -260,12 +270,13 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
   std::map<SequenceId, Shadow> shadows_;
   std::atomic<int> late_errors_{0};
   int refusals_ = 0;
+  uint64_t pages_ahead_ = 0;
 };
 
 TEST_P(KvCacheModelTest, EveryElementReadsBackAndEveryPageIsCounted) {
   for (int round = 0; round < 700; ++round) {
     SCOPED_TRACE(round);
-    switch (Below(10)) {
+    switch (Below(11)) {
       case 0:
       case 1:
       case 2:
@@ -286,6 +297,9 @@ TEST_P(KvCacheModelTest, EveryElementReadsBackAndEveryPageIsCounted) {
       case 9:
         Other();
         break;
+      case 10:
+        PrepareAhead();
+        break;
     }
     if (HasFatalFailure()) return;
     CheckBooks();
@@ -299,6 +313,7 @@ TEST_P(KvCacheModelTest, EveryElementReadsBackAndEveryPageIsCounted) {
     ASSERT_EQ(shadow.FirstWrongToken(), shadow.length());
   // The memory was tight, and regions went from hand to hand.
   EXPECT_GT(refusals_, 20);
+  EXPECT_GT(pages_ahead_, 0u);
   EXPECT_GT(cache_->GetStatistics().adoptions, 20u);
 }
 

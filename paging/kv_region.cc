@@ -71,6 +71,7 @@ void KvRegion::set_committed(uint32_t group, PageCount count) {
       PageCount(total_committed_.value() - old.value() + count.value());
   spare_ =
       PageCount(spare_.value() - Beyond(old, needed) + Beyond(count, needed));
+  mapped_tokens_ = CountMappedTokens();
 }
 
 void KvRegion::set_used_tokens(uint64_t tokens) {
@@ -161,11 +162,22 @@ absl::Status KvRegion::CheckInvariants() const {
                        " pages for ", used_tokens_, " tokens, kept ",
                        needed_[group].value(), " for up to ", quiet_tokens_));
   }
+  if (mapped_tokens_ != CountMappedTokens())
+    return absl::InternalError(absl::StrCat("pages for ", CountMappedTokens(),
+                                            " tokens, kept ", mapped_tokens_));
   if (committed != total_committed_.value() || spare != spare_.value())
     return absl::InternalError(absl::StrCat(
         "counted ", committed, " committed and ", spare, " spare pages, kept ",
         total_committed_.value(), " and ", spare_.value()));
   return absl::OkStatus();
+}
+
+uint64_t KvRegion::CountMappedTokens() const {
+  uint64_t tokens = UINT64_MAX;
+  for (uint32_t group = 0; group < committed_.size(); ++group)
+    tokens =
+        std::min(tokens, geometry_->TokensWithin(group, committed_[group]));
+  return tokens;
 }
 
 void KvRegion::CountNeeded() {

@@ -21,6 +21,7 @@
 #ifndef QUIRE_PAGING_KV_REGION_H_
 #define QUIRE_PAGING_KV_REGION_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -98,7 +99,7 @@ class KvRegion {
   // Live pages: a prefix of each part.
   PageCount committed(uint32_t group) const { return committed_[group]; }
   PageCount committed() const { return total_committed_; }
-  // O(1).
+  // O(groups).
   void set_committed(uint32_t group, PageCount count);
 
   // Whether no sequence has it.
@@ -116,6 +117,16 @@ class KvRegion {
   uint64_t used_tokens() const { return used_tokens_; }
   // O(1) where no page boundary is crossed on the way up, O(groups) elsewhere.
   void set_used_tokens(uint64_t tokens);
+
+  // The most tokens that need no other pages than used_tokens does, and the
+  // most whose pages are all committed. O(1).
+  uint64_t quiet_tokens() const { return quiet_tokens_; }
+  uint64_t mapped_tokens() const { return mapped_tokens_; }
+  // set_used_tokens for a step within the same pages.
+  // REQUIRES: tokens <= quiet_tokens().
+  void UseQuietly(uint64_t tokens) {
+    used_tokens_ = std::max(used_tokens_, tokens);
+  }
 
   // Committed pages that used_tokens does not need. O(1).
   PageCount spare() const { return spare_; }
@@ -140,6 +151,7 @@ class KvRegion {
 
  private:
   void CountNeeded();
+  uint64_t CountMappedTokens() const;
 
   const RegionGeometry* geometry_;
   AddressRange* range_;
@@ -150,7 +162,8 @@ class KvRegion {
   bool parked_ = true;
   bool damaged_ = false;
   uint64_t used_tokens_ = 0;
-  uint64_t quiet_tokens_ = 0;  // the most that need no more pages
+  uint64_t quiet_tokens_ = 0;
+  uint64_t mapped_tokens_ = 0;
   Fence fence_;
 };
 

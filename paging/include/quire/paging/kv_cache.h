@@ -8,17 +8,28 @@
 // sequence. Parked pages are given back when memory is needed elsewhere: the
 // cache is a PageReclaimer of its DeviceMemory.
 //
+// Mapping pages takes driver calls. With page-ahead the pages of the next steps
+// are mapped while the device computes, by a thread or by PrepareAhead, so that
+// Step finds them. They are spare until a length needs them, like all pages
+// that no length needs: pressure elsewhere may take them.
+//
 // Unbacked addresses fault; they are never aliased to a page of zeros, which
 // would turn a missing Step into silent corruption.
 //
-// Admit, Step, Shrink and Release wait for one another.
+// Admit, Step, Shrink, Release and PrepareAhead wait for one another.
+//
+// In a forked child, calls fail with kFailedPrecondition, do nothing, or return
+// empty values, and destroying the cache is harmless.
 
 #ifndef QUIRE_PAGING_KV_CACHE_H_
 #define QUIRE_PAGING_KV_CACHE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,6 +40,18 @@
 #include "quire/paging/sequence_cache.h"
 
 namespace quire {
+
+struct PageAheadOptions {
+  // The most steps ahead that pages are mapped for; how many it is within that
+  // follows from measured times. 0: there is no page-ahead.
+  uint32_t max_steps = 0;
+  // A thread maps after each Step; else it is for the caller to call
+  // PrepareAhead.
+  bool thread = false;
+  // Nanoseconds of a clock that never goes back, from any thread; null: the
+  // system's. A simulation passes its own.
+  std::function<uint64_t()> clock;
+};
 
 struct KvCacheOptions {
   // The most tokens that one sequence may have: its addresses. Those of all
@@ -42,6 +65,11 @@ struct KvCacheOptions {
   // Pages that a Step or Admit that has to map maps beyond what the lengths
   // need, per group: fewer, longer runs. Only where they are free at once.
   PageCount map_ahead = PageCount(0);
+  PageAheadOptions page_ahead;
+  // Pages of a sequence that ends are given back at once, under its fence, and
+  // its region is parked as addresses; else the region is parked still mapped,
+  // and its pages are given back when somebody needs them.
+  bool eager_reclaim = false;
 };
 
 struct KvCacheStatistics {
@@ -58,6 +86,13 @@ struct KvCacheStatistics {
   uint64_t adoptions = 0;  // admissions served by a parked region
   uint64_t steps = 0;
   uint64_t steps_without_mapping = 0;
+  // Steps that called the driver, or found the cache calling it ahead.
+  uint64_t steps_waited = 0;
+  // Runs of pages mapped by Admit and Step, whose callers wait, and ahead.
+  uint64_t runs_mapped = 0;
+  uint64_t runs_mapped_ahead = 0;
+  uint64_t pages_mapped_ahead = 0;
+  uint32_t steps_ahead = 0;  // how far page-ahead looks now
 };
 
 class KvCache : public SequenceCache, private PageReclaimer {
@@ -73,7 +108,7 @@ class KvCache : public SequenceCache, private PageReclaimer {
   const KvLayout& layout() const override;
   uint64_t max_sequence_length() const override;
   absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
-  // O(steps) where nothing is mapped.
+  // O(steps) where no sequence crosses into a new page.
   absl::Status Step(std::span<const SequenceStep> steps) override;
   absl::Status Shrink(SequenceId sequence, uint64_t length,
                       const Fence& fence) override;
@@ -90,6 +125,15 @@ class KvCache : public SequenceCache, private PageReclaimer {
   absl::StatusOr<KvLayerView> View(SequenceId sequence,
                                    uint32_t layer) const override;
   absl::Status CheckInvariants() const override;
+
+  // Maps what the sequences that the last Step named will need in the next
+  // `steps` steps, at most PageAheadOptions::max_steps of them; by default as
+  // many as are in time, given what calls cost. The most urgent first. Takes
+  // pages only where they are to be had at once, beyond the headroom: where
+  // there are no more, that is no error. For the time while the device
+  // computes; returns the pages mapped. Errors: the driver's.
+  absl::StatusOr<PageCount> PrepareAhead(
+      std::optional<uint32_t> steps = std::nullopt);
 
   KvCacheStatistics GetStatistics() const;
 

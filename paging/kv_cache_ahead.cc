@@ -1,0 +1,128 @@
+// Pages that the next steps will need, mapped before they are needed.
+//
+// One run of pages at a time, between which Admit and Step get their turn: they
+// wait for one driver call at most.
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "paging/kv_cache_impl.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+absl::Status KvCache::Impl::CheckProcess() const {
+  if (!memory_->in_forked_child()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this process was forked from the one whose KV cache this is: only that "
+      "one can use it");
+}
+
+uint64_t KvCache::Impl::Now() const {
+  if (options_.page_ahead.clock) return options_.page_ahead.clock();
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+absl::Status KvCache::Impl::StartAhead() {
+  QUIRE_ASSIGN_OR_RETURN(
+      ahead_thread_, PrepareThread::Start([this] {
+        if (waiting_.load(std::memory_order_relaxed) > 0)
+          return PrepareThread::Progress::kMade;  // after a yield
+        const HookDeferral deferral(memory_);
+        const absl::StatusOr<PageCount> pages = MapOneAhead(std::nullopt);
+        CheckAfterMutation();
+        if (!pages.ok()) return PrepareThread::Progress::kRefused;
+        return pages->zero() ? PrepareThread::Progress::kEnough
+                             : PrepareThread::Progress::kMade;
+      }));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PageCount> KvCache::Impl::PrepareAhead(
+    std::optional<uint32_t> steps) {
+  PageCount mapped;
+  for (;;) {
+    QUIRE_ASSIGN_OR_RETURN(const PageCount pages, MapOneAhead(steps));
+    if (pages.zero()) return mapped;
+    mapped = Plus(mapped, pages);
+  }
+}
+
+void KvCache::Impl::PlanAhead(PageCount pages) {
+  horizon_.OnStep(Now(), pages);
+  if (ahead_thread_ != nullptr &&
+      MostUrgent(horizon_.steps()).region != nullptr)
+    ahead_thread_->Wake();
+}
+
+KvCache::Impl::Demand KvCache::Impl::MostUrgent(uint32_t steps) const {
+  Demand most{nullptr, 0};
+  uint64_t soonest = steps;
+  for (const Sequence& sequence : sequences_) {
+    // What the driver refused to map would be tried, and refused, for ever.
+    if (!sequence.region || sequence.step != attempted_steps_ ||
+        sequence.region->damaged())
+      continue;
+    const uint64_t mapped = sequence.region->mapped_tokens();
+    const uint64_t steps_left =
+        SaturatingSubtract(mapped, sequence.length) / sequence.growth;
+    if (steps_left >= soonest || mapped >= geometry_.max_tokens()) continue;
+    soonest = steps_left;
+    most = {sequence.region.get(),
+            std::min(SaturatingAdd(sequence.length, sequence.growth * steps),
+                     geometry_.max_tokens())};
+  }
+  return most;
+}
+
+// The tokens in use are raised while the pages are mapped, so that nobody takes
+// pages before them meanwhile.
+absl::StatusOr<PageCount> KvCache::Impl::MapOneAhead(
+    std::optional<uint32_t> steps) {
+  MutexLock operation(&operation_mutex_);
+  Demand demand{nullptr, 0};
+  PlannedRun planned;
+  {
+    MutexLock lock(&state_mutex_);
+    const uint32_t most = options_.page_ahead.max_steps;
+    demand = MostUrgent(std::min(steps.value_or(horizon_.steps()), most));
+    if (demand.region == nullptr) return PageCount(0);
+    demand.previous = demand.region->used_tokens();
+    Modify(demand.region, [&](KvRegion* r) {
+      r->set_used_tokens(std::max(demand.previous, demand.tokens));
+    });
+    std::vector<PageRun> runs;
+    demand.region->AppendMissing(&runs);
+    planned = {demand.region, runs.front()};
+  }
+  const uint64_t at_once = SaturatingSubtract(GetSupply().at_once.value(),
+                                              options_.headroom.value());
+  PageCount& count = planned.run.count;
+  count = std::min(count, PageCount(at_once));
+  absl::Status status;
+  uint64_t nanoseconds = 0;
+  if (!count.zero()) {
+    const uint64_t start = Now();
+    mapping_ahead_.store(true, std::memory_order_relaxed);
+    status = CommitRuns(std::span(&planned, 1), Patience::kNone);
+    mapping_ahead_.store(false, std::memory_order_relaxed);
+    nanoseconds = SaturatingSubtract(Now(), start);
+  }
+  MutexLock lock(&state_mutex_);
+  Modify(demand.region,
+         [&](KvRegion* r) { r->set_used_tokens(demand.previous); });
+  // Somebody else took the pages: they need them now.
+  if (absl::IsResourceExhausted(status)) return PageCount(0);
+  QUIRE_RETURN_IF_ERROR(status);
+  if (count.zero()) return count;
+  horizon_.OnMapped(nanoseconds, count);
+  ++runs_mapped_ahead_;
+  pages_mapped_ahead_ += count.value();
+  return count;
+}
+
+}  // namespace quire
