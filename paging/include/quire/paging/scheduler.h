@@ -1,0 +1,224 @@
+// Which tokens of which requests are computed in the next step, and which
+// requests have memory for it: continuous batching over any SequenceCache.
+//
+//   while (scheduler->has_work()) {
+//     QUIRE_ASSIGN_OR_RETURN(const auto step, scheduler->Schedule());
+//     ... queue the kernels of step, sample where needs_logits ...
+//     QUIRE_RETURN_IF_ERROR(scheduler->Complete(ended, fence));
+//   }
+//
+// It knows numbers of tokens and nothing of the model. A step has one token of
+// each request that decodes, and with what is left of max_num_batched_tokens
+// chunks of prompts, oldest first. A request is admitted, in the order of
+// arrival, when the step has tokens left for it, the batch limit
+// (batch_limit.h) lets it in, and the cache has room for all of its prompt.
+// Where running requests grow beyond the memory that there is, one of them is
+// preempted, by a policy (victim_policy.h): it waits, in the order of arrival,
+// and is then swapped in, or computed again. Its tokens are kept by the caller,
+// so its output does not change. A hard limit of the cache's owner
+// (DeviceMemory::SetOwnerLimits) counts like lack of memory.
+//
+// No request starves. The oldest that has not ended is never preempted, is
+// admitted before all others, where necessary by preempting them, and each step
+// computes at least
+//   g = max(1, max_num_batched_tokens - (max_num_seqs - 1))
+// of its tokens, or all that remain. So a request of p tokens and n new ones
+// ends at most ceil((p + n) / g) + n steps after it became the oldest, and
+// after it arrived at most the sum of that over itself and the requests then
+// before it. (Where others than the requests hold the memory, Schedule returns
+// kResourceExhausted instead of a step.)
+//
+// Complexity: a step is O(running requests), an admission O(log waiting) and
+// what SequenceCache asks. Not thread-safe.
+
+#ifndef QUIRE_PAGING_SCHEDULER_H_
+#define QUIRE_PAGING_SCHEDULER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/fence.h"
+#include "quire/alloc/units.h"
+#include "quire/paging/batch_limit.h"
+#include "quire/paging/sequence_cache.h"
+#include "quire/paging/victim_policy.h"
+
+namespace quire {
+
+struct SchedulerOptions {
+  uint32_t max_num_seqs = 256;             // that run at once
+  uint32_t max_num_batched_tokens = 2048;  // of a step
+  // Prompt and new tokens of a request; 0: what the cache takes.
+  uint64_t max_model_len = 0;
+  // Requests of a step that need logits; 0: as many as run.
+  uint32_t max_logit_rows = 0;
+  BatchLimitOptions batch_limit;
+};
+
+// Moves sequences out of device memory and back.
+class SequenceSwap {
+ public:
+  virtual ~SequenceSwap() = default;
+  // Keeps the contents elsewhere and gives up the memory under `fence`. The id
+  // stays valid for SwapIn and for Release of the cache. After an error nothing
+  // has changed.
+  virtual absl::Status SwapOut(SequenceId sequence, const Fence& fence) = 0;
+  // Backs the sequence as it was. kResourceExhausted where memory is short.
+  // After an error it is still swapped out.
+  virtual absl::Status SwapIn(SequenceId sequence) = 0;
+};
+
+// The tokens of a request, prompt and decoded ones, at least up to the last
+// that was scheduled: for caches that keep prefixes. The view need not outlive
+// the call.
+using TokenSource = std::function<std::span<const int32_t>(RequestId)>;
+
+// Tokens [first, first + count) of a request, to be computed in one step. All
+// before them are in the cache, all up to their end are backed.
+struct ScheduledTokens {
+  RequestId request;
+  SequenceId sequence;
+  uint64_t first = 0;
+  uint32_t count = 0;
+  // Whether they reach the end: the step gives the request its next token.
+  bool needs_logits = false;
+};
+
+struct SchedulerStatistics {
+  uint64_t steps = 0;  // completed
+  uint32_t waiting = 0;
+  uint32_t running = 0;
+  uint32_t batch_limit = 0;
+  uint64_t halvings = 0;  // of the batch limit
+  uint64_t doublings = 0;
+  uint64_t admissions = 0;  // of new requests, and again after a preemption
+  uint64_t ended = 0;       // and not cancelled
+  uint64_t preemptions = 0;
+  uint64_t swaps = 0;              // of these, swapped out
+  uint64_t recomputed_tokens = 0;  // that preemptions lost
+  uint64_t cached_tokens = 0;      // that admissions found in the cache
+};
+
+class Scheduler {
+ public:
+  // `cache` and `swap` must outlive the scheduler. `policy` null: the youngest;
+  // `swap` null: preempted requests are computed again. With a `token_source`,
+  // requests start behind the prefix that the cache has of them, and what they
+  // compute is published as they go; a prompt is then backed as a whole when it
+  // is admitted, else chunk by chunk. Errors: kInvalidArgument for
+  // limits of 0, and BatchLimit's.
+  static absl::StatusOr<std::unique_ptr<Scheduler>> Create(
+      SequenceCache* cache, const SchedulerOptions& options,
+      std::unique_ptr<VictimPolicy> policy = nullptr,
+      SequenceSwap* swap = nullptr, TokenSource token_source = nullptr);
+  // Releases the sequences that are left, under the fence of the last Complete.
+  ~Scheduler();
+
+  // A request that ends after `max_new_tokens`, or earlier when Complete says
+  // so. Errors: kInvalidArgument for no tokens, and for more than max_model_len
+  // in all.
+  absl::StatusOr<RequestId> Add(uint64_t prompt_tokens,
+                                uint64_t max_new_tokens);
+  // Ends a request at any time; `fence` covers the kernels that use it.
+  absl::Status Cancel(RequestId request, const Fence& fence);
+
+  bool has_work() const { return !running_.empty() || !waiting_.empty(); }
+
+  // The next step, valid until the next call; empty without work. A step that
+  // was not completed is forgotten: this one takes its place. Errors, after
+  // which the next call tries again: kResourceExhausted where the oldest
+  // request lacks memory that no other request holds, and the cache's.
+  absl::StatusOr<std::span<const ScheduledTokens>> Schedule();
+
+  // The step was computed, or is queued and done when `fence` is. Each request
+  // that needed logits has one token more, and ends where that is its last one,
+  // or where it is among `ended`. Error: kInvalidArgument for one in `ended`
+  // that did not need logits in the step; nothing has changed then.
+  absl::Status Complete(std::span<const RequestId> ended, const Fence& fence);
+
+  SchedulerStatistics GetStatistics() const;
+  absl::Status CheckInvariants() const;
+
+ private:
+  struct Request {
+    uint64_t tokens = 0;      // prompt, and those decoded
+    uint64_t max_tokens = 0;  // at which it ends
+    uint64_t computed = 0;    // in the cache
+    SequenceId sequence;      // while it runs or is swapped out
+    bool swapped = false;
+    uint64_t last_step = 0;
+    uint32_t scheduled = 0;  // in the step under way
+    bool ends = false;       // with the step under way
+    uint64_t backed = 0;     // by its admission
+
+    uint64_t remaining() const { return tokens - computed; }
+    // Of these, what is neither in the step nor backed yet.
+    uint64_t promised() const {
+      return tokens - std::max(backed, computed + scheduled);
+    }
+  };
+  using Requests = std::map<RequestId, Request>;  // oldest first
+  // What the step under way has left to give.
+  struct Room {
+    uint32_t tokens;
+    uint32_t logit_rows;
+    // Of running requests: memory that admissions must leave to them.
+    uint64_t promised = 0;
+  };
+
+  Scheduler(SequenceCache* cache, const SchedulerOptions& options,
+            uint64_t max_model_len, BatchLimit batch_limit,
+            std::unique_ptr<VictimPolicy> policy, SequenceSwap* swap,
+            TokenSource token_source);
+
+  // Sees to it that the oldest request runs.
+  absl::Status SeatOldest();
+  // Moves the first waiting request to those that run, with at least `tokens`
+  // tokens backed.
+  absl::Status Seat(uint64_t tokens);
+  // Plans for those that run and backs the plan, preempting where it must.
+  absl::StatusOr<Room> BackRunning();
+  Room Plan();
+  absl::Status AdmitWaiting(Room room);
+  bool MayAdmit(const Request& request, const Room& room) const;
+
+  // The tokens of the request that the room has place for.
+  static uint32_t Chunk(const Request& request, const Room& room);
+  // Adds them to the plan.
+  void Take(RequestId id, Request* request, Room* room);
+  void ForgetPlan();
+  absl::Status Publish(RequestId id, const Request& request) const;
+
+  // False where there is nobody to preempt.
+  bool Preempt(const absl::Status& shortage);
+  // Gives up the sequence and what it has computed.
+  void Forget(Request* request);
+
+  SequenceCache* const cache_;
+  const SchedulerOptions options_;
+  const uint64_t max_model_len_;
+  const std::unique_ptr<VictimPolicy> policy_;
+  SequenceSwap* const swap_;
+  const TokenSource token_source_;
+  BatchLimit batch_limit_;
+  Requests running_;
+  Requests waiting_;
+  uint64_t last_request_ = 0;
+  Fence last_fence_;  // of the last step: covers what the running ones use
+  std::vector<ScheduledTokens> plan_;
+  SchedulerStatistics statistics_;
+  // Kept for their capacity.
+  std::vector<SequenceStep> lengths_;
+  std::vector<VictimCandidate> candidates_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_PAGING_SCHEDULER_H_

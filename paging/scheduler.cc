@@ -1,0 +1,389 @@
+#include "quire/paging/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/alloc/verdict.h"
+
+namespace quire {
+namespace {
+
+// What is missing, where the error says so.
+Bytes Shortfall(const absl::Status& shortage) {
+  const auto verdict = OutOfMemoryVerdict::FromStatus(shortage);
+  return verdict
+             ? SaturatingSubtract(verdict->requested, verdict->largest_possible)
+             : Bytes(0);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(
+    SequenceCache* cache, const SchedulerOptions& options,
+    std::unique_ptr<VictimPolicy> policy, SequenceSwap* swap,
+    TokenSource token_source) {
+  if (options.max_num_batched_tokens == 0)
+    return absl::InvalidArgumentError("scheduler: max_num_batched_tokens is 0");
+  if (options.max_num_seqs == 0)
+    return absl::InvalidArgumentError("scheduler: max_num_seqs is 0");
+  const uint64_t longest = cache->max_sequence_length();
+  if (options.max_model_len > longest)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "scheduler: max_model_len is ", options.max_model_len,
+        ", but the sequences of the cache have at most ", longest, " tokens"));
+  QUIRE_ASSIGN_OR_RETURN(
+      const BatchLimit batch_limit,
+      BatchLimit::Create(options.max_num_seqs, options.batch_limit));
+  if (policy == nullptr) policy = MakeYoungestPolicy();
+  return std::unique_ptr<Scheduler>(new Scheduler(
+      cache, options,
+      options.max_model_len == 0 ? longest : options.max_model_len, batch_limit,
+      std::move(policy), swap, std::move(token_source)));
+}
+
+Scheduler::Scheduler(SequenceCache* cache, const SchedulerOptions& options,
+                     uint64_t max_model_len, BatchLimit batch_limit,
+                     std::unique_ptr<VictimPolicy> policy, SequenceSwap* swap,
+                     TokenSource token_source)
+    : cache_(cache),
+      options_(options),
+      max_model_len_(max_model_len),
+      policy_(std::move(policy)),
+      swap_(swap),
+      token_source_(std::move(token_source)),
+      batch_limit_(batch_limit) {}
+
+Scheduler::~Scheduler() {
+  for (Requests* requests : {&running_, &waiting_}) {
+    for (auto& [id, request] : *requests) Forget(&request);
+  }
+}
+
+absl::StatusOr<RequestId> Scheduler::Add(uint64_t prompt_tokens,
+                                         uint64_t max_new_tokens) {
+  if (prompt_tokens == 0 || max_new_tokens == 0)
+    return absl::InvalidArgumentError(
+        absl::StrCat("scheduler: a request of ", prompt_tokens, " and ",
+                     max_new_tokens, " new tokens has nothing to compute"));
+  const auto total = CheckedAdd(prompt_tokens, max_new_tokens);
+  if (!total || *total > max_model_len_)
+    return absl::InvalidArgumentError(
+        absl::StrCat("scheduler: ", prompt_tokens, " tokens and ",
+                     max_new_tokens, " new ones exceed the maximum of ",
+                     max_model_len_, " tokens of a request"));
+  const RequestId id(++last_request_);
+  waiting_.emplace_hint(waiting_.end(), id,
+                        Request{.tokens = prompt_tokens, .max_tokens = *total});
+  return id;
+}
+
+absl::Status Scheduler::Cancel(RequestId id, const Fence& fence) {
+  for (Requests* requests : {&running_, &waiting_}) {
+    const auto it = requests->find(id);
+    if (it == requests->end()) continue;
+    const SequenceId sequence = it->second.sequence;
+    requests->erase(it);
+    std::erase_if(plan_, [&](const ScheduledTokens& scheduled) {
+      return scheduled.request == id;
+    });
+    return sequence == SequenceId() ? absl::OkStatus()
+                                    : cache_->Release(sequence, fence);
+  }
+  return absl::NotFoundError(
+      absl::StrCat("scheduler: no request ", id.value(), " to cancel"));
+}
+
+// ---- The next step ----------------------------------------------------------
+
+absl::StatusOr<std::span<const ScheduledTokens>> Scheduler::Schedule() {
+  ForgetPlan();
+  batch_limit_.Update(cache_->Use().fraction(),
+                      static_cast<uint32_t>(running_.size()));
+  const uint64_t preemptions = statistics_.preemptions;
+  QUIRE_RETURN_IF_ERROR(SeatOldest());
+  QUIRE_ASSIGN_OR_RETURN(const Room room, BackRunning());
+  // Whoever gave up memory in this step does not get it back in the same one.
+  if (statistics_.preemptions == preemptions)
+    QUIRE_RETURN_IF_ERROR(AdmitWaiting(room));
+  return plan_;
+}
+
+absl::Status Scheduler::SeatOldest() {
+  while (
+      !waiting_.empty() &&
+      (running_.empty() || waiting_.begin()->first < running_.begin()->first)) {
+    Request& oldest = waiting_.begin()->second;
+    absl::Status status =
+        running_.size() < options_.max_num_seqs
+            ? Seat(1)
+            : absl::ResourceExhaustedError("scheduler: all sequences run");
+    if (status.ok()) break;
+    if (absl::IsResourceExhausted(status) && Preempt(status)) continue;
+    if (!oldest.swapped) return status;
+    // What it had does not come back: it is computed again.
+    Forget(&oldest);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::Seat(uint64_t tokens) {
+  auto& [id, request] = *waiting_.begin();
+  if (request.swapped) {
+    QUIRE_RETURN_IF_ERROR(swap_->SwapIn(request.sequence));
+    request.swapped = false;
+    tokens = request.computed;
+  } else if (token_source_) {
+    QUIRE_ASSIGN_OR_RETURN(
+        const PromptAdmission admission,
+        cache_->AdmitPrompt(token_source_(id).first(request.tokens)));
+    request.sequence = admission.sequence;
+    request.computed = admission.cached_tokens;
+    statistics_.cached_tokens += admission.cached_tokens;
+    tokens = request.tokens;
+  } else {
+    QUIRE_ASSIGN_OR_RETURN(request.sequence, cache_->Admit(tokens));
+  }
+  request.backed = tokens;
+  ++statistics_.admissions;
+  running_.insert(waiting_.extract(waiting_.begin()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Scheduler::Room> Scheduler::BackRunning() {
+  while (true) {
+    const Room room = Plan();
+    if (plan_.empty()) return room;
+    lengths_.clear();
+    for (const ScheduledTokens& scheduled : plan_)
+      lengths_.push_back(
+          {scheduled.sequence, scheduled.first + scheduled.count});
+    const absl::Status status = cache_->Step(lengths_);
+    if (status.ok()) return room;
+    if (!absl::IsResourceExhausted(status) || !Preempt(status)) {
+      ForgetPlan();
+      return status;
+    }
+  }
+}
+
+// Those that decode come first: a long prompt must not stall them. Nor may they
+// stall the oldest, whose next token is set aside.
+Scheduler::Room Scheduler::Plan() {
+  ForgetPlan();
+  Room room = {.tokens = options_.max_num_batched_tokens,
+               .logit_rows = options_.max_logit_rows == 0
+                                 ? UINT32_MAX
+                                 : options_.max_logit_rows};
+  if (running_.empty()) return room;
+  const uint32_t aside = running_.begin()->second.remaining() > 1 ? 1 : 0;
+  room.tokens -= aside;
+  room.logit_rows -= aside;
+  for (auto& [id, request] : running_) {
+    if (request.remaining() == 1) Take(id, &request, &room);
+  }
+  room.tokens += aside;
+  room.logit_rows += aside;
+  for (auto& [id, request] : running_) {
+    if (request.remaining() > 1) Take(id, &request, &room);
+    room.promised += request.promised();
+  }
+  return room;
+}
+
+absl::Status Scheduler::AdmitWaiting(Room room) {
+  while (!waiting_.empty() && running_.size() < batch_limit_.value()) {
+    // Stays where it is in memory when it moves to those that run.
+    auto& [id, next] = *waiting_.begin();
+    const uint32_t chunk = Chunk(next, room);
+    if (chunk == 0 || !MayAdmit(next, room)) break;
+    const bool was_swapped = next.swapped;
+    absl::Status status = Seat(chunk);
+    if (status.ok() && was_swapped) {
+      const SequenceStep length = {next.sequence, next.computed + chunk};
+      status = cache_->Step(std::span(&length, 1));
+    }
+    if (absl::IsResourceExhausted(status)) break;
+    QUIRE_RETURN_IF_ERROR(status);
+    Take(id, &next, &room);
+    room.promised += next.promised();
+  }
+  return absl::OkStatus();
+}
+
+// Without token source an admission backs less than the prompt, so what the
+// rest of it needs must be there as well. Else the admission itself finds out,
+// and whatever lies in the cache already is not counted twice.
+bool Scheduler::MayAdmit(const Request& request, const Room& room) const {
+  const bool backs_all = token_source_ != nullptr && !request.swapped;
+  if (backs_all && room.promised == 0) return true;
+  // A cache that would take the longest sequence says no more than that.
+  return cache_->AdmissibleTokens() >=
+         std::min(SaturatingAdd(request.tokens, room.promised),
+                  cache_->max_sequence_length());
+}
+
+uint32_t Scheduler::Chunk(const Request& request, const Room& room) {
+  const uint64_t count = std::min<uint64_t>(request.remaining(), room.tokens);
+  const bool completes = count > 0 && count == request.remaining();
+  return static_cast<uint32_t>(completes && room.logit_rows == 0 ? count - 1
+                                                                 : count);
+}
+
+void Scheduler::Take(RequestId id, Request* request, Room* room) {
+  const uint32_t count = Chunk(*request, *room);
+  if (count == 0) return;
+  const bool completes = count == request->remaining();
+  room->tokens -= count;
+  room->logit_rows -= completes ? 1 : 0;
+  request->scheduled = count;
+  plan_.push_back({.request = id,
+                   .sequence = request->sequence,
+                   .first = request->computed,
+                   .count = count,
+                   .needs_logits = completes});
+}
+
+void Scheduler::ForgetPlan() {
+  plan_.clear();
+  for (auto& [id, request] : running_) request.scheduled = 0;
+}
+
+// ---- Preemption -------------------------------------------------------------
+
+bool Scheduler::Preempt(const absl::Status& shortage) {
+  auto first = running_.begin();
+  const bool oldest_runs =
+      first != running_.end() &&
+      (waiting_.empty() || first->first < waiting_.begin()->first);
+  if (oldest_runs) ++first;
+  if (first == running_.end()) return false;
+
+  candidates_.clear();
+  for (auto it = first; it != running_.end(); ++it) {
+    const auto& [id, request] = *it;
+    candidates_.push_back(
+        {.request = id,
+         .last_step = request.last_step,
+         .computed = request.computed,
+         .frees = cache_->FreedByRelease(request.sequence).value_or(Bytes(0))});
+  }
+  const size_t chosen = policy_->Choose(candidates_, Shortfall(shortage));
+  const auto victim = running_.find(candidates_[chosen].request);
+  Request& request = victim->second;
+  ++statistics_.preemptions;
+  if (swap_ != nullptr && swap_->SwapOut(request.sequence, last_fence_).ok()) {
+    request.swapped = true;
+    ++statistics_.swaps;
+  } else {
+    Forget(&request);
+  }
+  waiting_.insert(running_.extract(victim));
+  return true;
+}
+
+void Scheduler::Forget(Request* request) {
+  // An error could only be that the sequence is not there.
+  if (request->sequence != SequenceId())
+    cache_->Release(request->sequence, last_fence_).IgnoreError();
+  statistics_.recomputed_tokens += request->computed;
+  request->sequence = SequenceId();
+  request->swapped = false;
+  request->computed = 0;
+  request->backed = 0;
+}
+
+// ---- After the step ---------------------------------------------------------
+
+absl::Status Scheduler::Complete(std::span<const RequestId> ended,
+                                 const Fence& fence) {
+  for (const RequestId id : ended) {
+    const auto it = running_.find(id);
+    if (it == running_.end() || it->second.scheduled == 0 ||
+        it->second.scheduled < it->second.remaining())
+      return absl::InvalidArgumentError(
+          absl::StrCat("scheduler: request ", id.value(),
+                       " had no logits in the step and cannot end with it"));
+  }
+  for (const RequestId id : ended) running_.find(id)->second.ends = true;
+
+  last_fence_ = fence;
+  ++statistics_.steps;
+  absl::Status status;
+  for (const ScheduledTokens& scheduled : plan_) {
+    const auto it = running_.find(scheduled.request);
+    Request& request = it->second;
+    request.computed += scheduled.count;
+    request.scheduled = 0;
+    request.last_step = statistics_.steps;
+    const bool ends =
+        scheduled.needs_logits &&
+        (request.ends || request.tokens + 1 == request.max_tokens);
+    if (scheduled.count > 1 || ends)
+      status.Update(Publish(scheduled.request, request));
+    if (!scheduled.needs_logits) continue;
+    ++request.tokens;
+    if (!ends) continue;
+    status.Update(cache_->Release(request.sequence, fence));
+    running_.erase(it);
+    ++statistics_.ended;
+  }
+  plan_.clear();
+  return status;
+}
+
+absl::Status Scheduler::Publish(RequestId id, const Request& request) const {
+  if (!token_source_) return absl::OkStatus();
+  return cache_->Publish(request.sequence,
+                         token_source_(id).first(request.computed));
+}
+
+SchedulerStatistics Scheduler::GetStatistics() const {
+  SchedulerStatistics statistics = statistics_;
+  statistics.waiting = static_cast<uint32_t>(waiting_.size());
+  statistics.running = static_cast<uint32_t>(running_.size());
+  statistics.batch_limit = batch_limit_.value();
+  statistics.halvings = batch_limit_.halvings();
+  statistics.doublings = batch_limit_.doublings();
+  return statistics;
+}
+
+absl::Status Scheduler::CheckInvariants() const {
+  const auto wrong = [](RequestId id, const char* what) {
+    return absl::InternalError(
+        absl::StrCat("scheduler: request ", id.value(), " ", what));
+  };
+  if (running_.size() > options_.max_num_seqs)
+    return absl::InternalError(absl::StrCat("scheduler: ", running_.size(),
+                                            " requests run, beyond ",
+                                            options_.max_num_seqs));
+  for (const auto& [id, request] : running_) {
+    if (request.swapped || request.sequence == SequenceId())
+      return wrong(id, "runs without a sequence");
+    if (request.remaining() == 0 || request.computed > request.tokens ||
+        request.tokens >= request.max_tokens)
+      return wrong(id, "runs with nothing to compute");
+    const auto length = cache_->Length(request.sequence);
+    if (!length.ok()) return length.status();
+    if (*length < request.computed + request.scheduled)
+      return wrong(id, "is not backed");
+  }
+  for (const auto& [id, request] : waiting_) {
+    if (request.swapped != (request.sequence != SequenceId()))
+      return wrong(id, "waits with a sequence");
+    if (!request.swapped && request.computed != 0)
+      return wrong(id, "waits with tokens in the cache");
+  }
+  uint64_t tokens = 0;
+  uint64_t scheduled = 0;
+  for (const ScheduledTokens& item : plan_) tokens += item.count;
+  for (const auto& [id, request] : running_) scheduled += request.scheduled;
+  if (tokens != scheduled || tokens > options_.max_num_batched_tokens)
+    return absl::InternalError(absl::StrCat(
+        "scheduler: a step of ", tokens, " tokens, of which requests know ",
+        scheduled, ", with at most ", options_.max_num_batched_tokens));
+  return absl::OkStatus();
+}
+
+}  // namespace quire

@@ -1,0 +1,176 @@
+// A cache that counts pages and holds nothing but the state that a scheduler
+// must respect: what the tests of the scheduler hold it against.
+
+#ifndef QUIRE_PAGING_SCHEDULER_TESTING_H_
+#define QUIRE_PAGING_SCHEDULER_TESTING_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "quire/paging/kv_layout.h"
+#include "quire/paging/scheduler.h"
+#include "quire/paging/sequence_cache.h"
+
+namespace quire {
+
+// Sequences of whole pages of kPageTokens tokens, in `pages` pages in all.
+class CountingCache : public SequenceCache, public SequenceSwap {
+ public:
+  static constexpr uint64_t kPageTokens = 16;
+  static constexpr uint64_t kTokenBytes = 4;
+
+  CountingCache(uint64_t pages, uint64_t max_tokens)
+      : pages_(pages), max_tokens_(max_tokens) {}
+
+  const KvLayout& layout() const override { return layout_; }
+  uint64_t max_sequence_length() const override { return max_tokens_; }
+
+  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override {
+    if (PagesOf(tokens) > free()) return Shortage();
+    const SequenceId id(++last_id_);
+    sequences_[id] = {.length = tokens, .pages = PagesOf(tokens)};
+    return id;
+  }
+
+  // Has the first `prefix` tokens of every prompt.
+  absl::StatusOr<PromptAdmission> AdmitPrompt(
+      std::span<const int32_t> tokens) override {
+    const auto sequence = Admit(tokens.size());
+    if (!sequence.ok()) return sequence.status();
+    const uint64_t cached = std::min<uint64_t>(prefix, tokens.size() - 1);
+    *written(*sequence) = cached;
+    return PromptAdmission{*sequence, cached};
+  }
+
+  absl::Status Publish(SequenceId id,
+                       std::span<const int32_t> tokens) override {
+    EXPECT_EQ(tokens.size(), *written(id)) << "published before it was written";
+    published.push_back(tokens.size());
+    return absl::OkStatus();
+  }
+
+  absl::Status Step(std::span<const SequenceStep> steps) override {
+    uint64_t wanted = 0;
+    for (const SequenceStep& step : steps) {
+      const Sequence& sequence = sequences_.at(step.sequence);
+      EXPECT_FALSE(sequence.swapped);
+      EXPECT_LE(step.length, max_tokens_);
+      const uint64_t pages = PagesOf(step.length);
+      wanted += pages - std::min(sequence.pages, pages);
+    }
+    if (wanted > free()) return Shortage();
+    for (const SequenceStep& step : steps) {
+      Sequence& sequence = sequences_.at(step.sequence);
+      sequence.length = step.length;
+      sequence.pages = std::max(sequence.pages, PagesOf(step.length));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Shrink(SequenceId, uint64_t, const Fence&) override {
+    return absl::UnimplementedError("a scheduler does not shrink sequences");
+  }
+
+  absl::Status Release(SequenceId id, const Fence&) override {
+    return sequences_.erase(id) == 1
+               ? absl::OkStatus()
+               : absl::NotFoundError(absl::StrCat("sequence ", id.value()));
+  }
+
+  absl::StatusOr<uint64_t> Length(SequenceId id) const override {
+    const auto it = sequences_.find(id);
+    if (it == sequences_.end())
+      return absl::NotFoundError(absl::StrCat("sequence ", id.value()));
+    return it->second.length;
+  }
+
+  uint64_t AdmissibleTokens() const override {
+    return std::min(free() * kPageTokens, max_tokens_);
+  }
+
+  CacheUse Use() const override {
+    return {.needed = BytesOf(used()),
+            .held = BytesOf(used()),
+            .capacity = BytesOf(pages_)};
+  }
+
+  absl::StatusOr<Bytes> FreedByRelease(SequenceId id) const override {
+    return BytesOf(sequences_.at(id).pages);
+  }
+
+  absl::StatusOr<KvLayerView> View(SequenceId, uint32_t) const override {
+    return absl::UnimplementedError("a scheduler does not look at rows");
+  }
+
+  absl::Status CheckInvariants() const override { return absl::OkStatus(); }
+
+  absl::Status SwapOut(SequenceId id, const Fence&) override {
+    if (refuse_swaps) return absl::ResourceExhaustedError("no host memory");
+    Sequence& sequence = sequences_.at(id);
+    EXPECT_FALSE(sequence.swapped);
+    sequence.swapped = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status SwapIn(SequenceId id) override {
+    Sequence& sequence = sequences_.at(id);
+    EXPECT_TRUE(sequence.swapped);
+    if (refuse_swaps || sequence.pages > free()) return Shortage();
+    sequence.swapped = false;
+    return absl::OkStatus();
+  }
+
+  // The tokens of a sequence whose keys and values were computed: a step that
+  // leaves one out would attend to nothing.
+  uint64_t* written(SequenceId id) { return &sequences_.at(id).written; }
+  // Another one took pages, or gave them back.
+  void set_pages(uint64_t pages) { pages_ = pages; }
+  bool empty() const { return sequences_.empty(); }
+
+  bool refuse_swaps = false;
+  uint64_t prefix = 0;
+  std::vector<uint64_t> published;  // tokens of each call
+
+ private:
+  struct Sequence {
+    uint64_t length = 0;
+    uint64_t pages = 0;
+    uint64_t written = 0;
+    bool swapped = false;
+  };
+
+  static uint64_t PagesOf(uint64_t tokens) {
+    return (tokens + kPageTokens - 1) / kPageTokens;
+  }
+  static Bytes BytesOf(uint64_t pages) {
+    return Bytes(pages * kPageTokens * kTokenBytes);
+  }
+  static absl::Status Shortage() {
+    return absl::ResourceExhaustedError("no pages");
+  }
+  uint64_t used() const {
+    uint64_t pages = 0;
+    for (const auto& [id, sequence] : sequences_)
+      pages += sequence.swapped ? 0 : sequence.pages;
+    return pages;
+  }
+  uint64_t free() const { return pages_ - std::min(pages_, used()); }
+
+  const KvLayout layout_ = *KvLayout::Create({1, 1, 1, KvDType::kF16}, 1);
+  uint64_t pages_;
+  const uint64_t max_tokens_;
+  uint64_t last_id_ = 0;
+  std::map<SequenceId, Sequence> sequences_;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_PAGING_SCHEDULER_TESTING_H_
