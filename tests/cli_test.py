@@ -69,6 +69,10 @@ class UsageTest(unittest.TestCase):
                            "--gpu-memory-utilization", "1.5"],
                           ["generate", case, "--tokens", "1", "--kv-dtype",
                            "f7"],
+                          ["generate", case, "--tokens", "1", "--kv-cache",
+                           "pages"],
+                          ["generate", case, "--tokens", "1", "--block-size",
+                           "12"],
                           ["generate", case, "--tokens", "1", "--seed", "-1"],
                           ["generate", case, "--tokens", "1",
                            "--max-new-tokens", "-1"],
@@ -236,6 +240,22 @@ class VerbTest(unittest.TestCase):
                               *EXACT)
         self.assertEqual([s["tokens"] for s in batch["sequences"]],
                          [expect["greedy"]] * 2)
+
+    def test_every_kv_cache_continues_as_the_reference(self):
+        case = golden_case("gptq")
+        expect = json.loads((case / "expect.json").read_text())
+        tokens = ",".join(map(str, expect["prompt"]))
+        for flags in (["contiguous"], ["static"], ["paged"],
+                      ["paged", "--block-size", "4"]):
+            answer = self.run_json("generate", case, "--tokens", tokens,
+                                   "--max-new-tokens", len(expect["greedy"]),
+                                   "--json", "--kv-cache", *flags, *EXACT)
+            self.assertEqual(answer["tokens"], expect["greedy"], flags)
+            speed = self.run_json("bench", case, "--prompt-tokens", "20",
+                                  "--new-tokens", "4", "--json", "--kv-cache",
+                                  *flags, *EXACT)
+            self.assertEqual(speed["kv_cache"], flags[0])
+            self.assertGreater(speed["prompt_tokens_per_second"], 0)
 
     def test_a_seed_decides_the_sample(self):
         case = golden_case("gptq")

@@ -5,9 +5,9 @@
 #include <charconv>
 #include <map>
 #include <string_view>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
-#include "model/cli/memory_output.h"
 #include "model/cli/memory_output.h"
 
 namespace quire {
@@ -119,6 +119,38 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options) {
                   "Layers whose keys and values share a row of the KV cache; "
                   "0: all")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
+  static const std::map<std::string, KvCacheKind> kKinds = [] {
+    std::map<std::string, KvCacheKind> kinds;
+    for (const KvCacheKind kind :
+         {KvCacheKind::kContiguous, KvCacheKind::kPaged, KvCacheKind::kStatic})
+      kinds[KvCacheKindName(kind)] = kind;
+    return kinds;
+  }();
+  app->add_option_function<std::string>(
+         "--kv-cache",
+         [options](const std::string& name) {
+           options->kv_cache = kKinds.at(name);
+         },
+         "contiguous: pages under each sequence as it grows; paged: tables of "
+         "blocks in a pool of all memory that is left; static: the longest "
+         "length for each sequence [contiguous]")
+      ->check(CLI::IsMember(&kKinds));
+  app->add_option("--block-size", options->block_size,
+                  "Tokens of a block, with --kv-cache paged")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            uint32_t size = 0;
+            const auto [end, error] =
+                std::from_chars(text.data(), text.data() + text.size(), size);
+            return error == std::errc() && *end == 0 && IsPowerOfTwo(size)
+                       ? std::string()
+                       : text + " is no power of two";
+          },
+          "POWER OF TWO"))
       ->capture_default_str();
 }
 

@@ -27,6 +27,9 @@ void RejectBadOptions(const absl::Status& status);
 
 // --driver, --device-memory, --gpu-memory-utilization, --page-unit.
 void AddDeviceOptions(CLI::App* app, DeviceOptions* options);
+// --kv-cache, --block-size: of verbs that run a model and need no memory beside
+// what the session has, since a paged cache takes all of it.
+void AddKvCacheOptions(CLI::App* app, SessionOptions* options);
 // The options of every verb that runs a model: the device's, --threads,
 // --kv-dtype, --activations, --max-num-seqs, --max-model-len,
 // --max-num-batched-tokens, --layers-per-row.

@@ -27,7 +27,9 @@ struct BenchOptions {
   bool json = false;
 };
 
-absl::StatusOr<EngineStatistics> Run(const BenchOptions& options,
+// `run` makes the prompts those of this run alone: a cache that keeps prefixes
+// knows none of them.
+absl::StatusOr<EngineStatistics> Run(const BenchOptions& options, uint32_t run,
                                      Session* session) {
   Engine engine(&session->decoder(), &session->cache(),
                 options.session.max_sequences);
@@ -37,7 +39,9 @@ absl::StatusOr<EngineStatistics> Run(const BenchOptions& options,
     // Any tokens will do: speed does not depend on them.
     for (uint32_t i = 0; i < options.prompt_tokens; ++i)
       request.prompt.push_back(
-          static_cast<TokenId>((uint64_t{s} * 7919 + i * 104729) % vocab));
+          static_cast<TokenId>((uint64_t{run} * 15485863 + uint64_t{s} * 7919 +
+                                uint64_t{i} * 104729) %
+                               vocab));
     request.max_new_tokens = options.new_tokens;
     QUIRE_RETURN_IF_ERROR(engine.Add(std::move(request)).status());
   }
@@ -54,9 +58,9 @@ absl::Status Bench(BenchOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(options.model, options.session));
   // The first run faults pages in and starts threads; the second is counted.
-  QUIRE_RETURN_IF_ERROR(Run(options, session.get()).status());
+  QUIRE_RETURN_IF_ERROR(Run(options, 0, session.get()).status());
   QUIRE_ASSIGN_OR_RETURN(const EngineStatistics statistics,
-                         Run(options, session.get()));
+                         Run(options, 1, session.get()));
 
   // The steps that compute prompts also yield the first token of each sequence.
   const double decoded =
@@ -81,6 +85,7 @@ absl::Status Bench(BenchOptions options) {
          {"threads", session->pool().threads()},
          {"simd", SimdTargetName()},
          {"memory_mapped", memory.mapped_bytes},
+         {"kv_cache", KvCacheKindName(options.session.kv_cache)},
          {"kv_committed", kv_held.value()},
          {"load_seconds", session->weights().load_report().seconds}}));
   } else {
@@ -122,6 +127,7 @@ void AddBenchVerb(CLI::App* app, Action* chosen) {
       ->capture_default_str();
   verb->add_flag("--json", options->json, "Machine-readable");
   AddSessionOptions(verb, &options->session);
+  AddKvCacheOptions(verb, &options->session);
   AddMemoryOutputOptions(verb, &options->memory);
   verb->callback([=] { *chosen = [=] { return Bench(*options); }; });
 }

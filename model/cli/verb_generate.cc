@@ -235,6 +235,7 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
                  "{\"tokens\": [...], \"text\": ...}; {\"sequences\": [...]} "
                  "for several");
   AddSessionOptions(verb, &options->session);
+  AddKvCacheOptions(verb, &options->session);
   AddMemoryOutputOptions(verb, &options->memory);
   verb->callback([=] {
     if (prompt->empty() && tokens->empty())

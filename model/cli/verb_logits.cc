@@ -53,6 +53,7 @@ void AddLogitsVerb(CLI::App* app, Action* chosen) {
                    "File to write: [tokens, vocab]")
       ->required();
   AddSessionOptions(verb, &options->session);
+  AddKvCacheOptions(verb, &options->session);
   verb->callback([=] { *chosen = [=] { return Logits(*options); }; });
 }
 

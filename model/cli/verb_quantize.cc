@@ -150,6 +150,7 @@ void AddPerplexityVerb(CLI::App* app, Action* chosen) {
       ->capture_default_str();
   verb->add_flag("--json", options->json, "Machine-readable");
   AddSessionOptions(verb, &options->session);
+  AddKvCacheOptions(verb, &options->session);
   verb->callback([=] { *chosen = [=] { return Perplexity(*options); }; });
 }
 

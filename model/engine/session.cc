@@ -9,6 +9,9 @@
 #include "quire/alloc/cuda_driver.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/paging/block_table_cache.h"
+#include "quire/paging/kv_cache.h"
+#include "quire/paging/static_cache.h"
 
 namespace quire {
 namespace {
@@ -43,7 +46,60 @@ absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
   return driver;
 }
 
+absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
+    Runtime* runtime, const ModelConfig& config, StreamId stream,
+    const SessionOptions& options) {
+  const KvShape shape = {.layers = config.layers,
+                         .kv_heads = config.kv_heads,
+                         .head_dim = config.head_dim,
+                         .dtype = options.kv_dtype};
+  const uint32_t layers_per_row =
+      options.layers_per_row == 0 ? config.layers : options.layers_per_row;
+  QUIRE_ASSIGN_OR_RETURN(const KvLayout layout,
+                         KvLayout::Create(shape, layers_per_row));
+  if (options.max_model_len > config.max_positions)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a maximum of ", options.max_model_len,
+        " tokens exceeds the model's own, ", config.max_positions));
+  const uint64_t max_sequence_length =
+      options.max_model_len == 0 ? config.max_positions : options.max_model_len;
+  const OwnerId owner = runtime->owners()->Register("kv");
+  switch (options.kv_cache) {
+    case KvCacheKind::kPaged:
+      return BlockTableCache::Create(
+          runtime->memory(), layout,
+          {.max_sequence_length = max_sequence_length,
+           .max_sequences = options.max_sequences,
+           .owner = owner,
+           .block_tokens = options.block_size,
+           .stream = stream});
+    case KvCacheKind::kStatic:
+      return StaticCache::Create(runtime->memory(), layout,
+                                 {.max_sequence_length = max_sequence_length,
+                                  .max_sequences = options.max_sequences,
+                                  .owner = owner});
+    case KvCacheKind::kContiguous:
+      return KvCache::Create(runtime->memory(), layout,
+                             {.max_sequence_length = max_sequence_length,
+                              .max_sequences = options.max_sequences,
+                              .owner = owner});
+  }
+  return absl::InvalidArgumentError("no such kind of KV cache");
+}
+
 }  // namespace
+
+const char* KvCacheKindName(KvCacheKind kind) {
+  switch (kind) {
+    case KvCacheKind::kContiguous:
+      return "contiguous";
+    case KvCacheKind::kPaged:
+      return "paged";
+    case KvCacheKind::kStatic:
+      return "static";
+  }
+  return "?";
+}
 
 absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(
     const DeviceOptions& options) {
@@ -78,29 +134,14 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
       ModelWeights::Load(runtime, *session->checkpoint_, config,
                          options.streaming, session->pool_.get()));
 
-  const KvShape shape = {.layers = config.layers,
-                         .kv_heads = config.kv_heads,
-                         .head_dim = config.head_dim,
-                         .dtype = options.kv_dtype};
-  const uint32_t layers_per_row =
-      options.layers_per_row == 0 ? config.layers : options.layers_per_row;
-  QUIRE_ASSIGN_OR_RETURN(const KvLayout layout,
-                         KvLayout::Create(shape, layers_per_row));
-  if (options.max_model_len > config.max_positions)
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a maximum of ", options.max_model_len,
-        " tokens exceeds the model's own, ", config.max_positions));
-  KvCacheOptions kv;
-  kv.max_sequence_length =
-      options.max_model_len == 0 ? config.max_positions : options.max_model_len;
-  kv.max_sequences = options.max_sequences;
-  kv.owner = runtime->owners()->Register("kv");
-  QUIRE_ASSIGN_OR_RETURN(session->cache_,
-                         KvCache::Create(runtime->memory(), layout, kv));
+  // Before the cache, which may take all that is left.
   QUIRE_ASSIGN_OR_RETURN(
       session->decoder_,
       Decoder::Create(runtime, config, session->weights_.get(),
                       session->pool_.get(), options.decoder));
+  QUIRE_ASSIGN_OR_RETURN(
+      session->cache_,
+      CreateCache(runtime, config, session->decoder_->stream(), options));
   runtime->trace()->Mark("ready");
   session->on_leaks_ = options.on_leaks;
   return session;
@@ -108,8 +149,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
 
 Session::~Session() {
   if (on_leaks_ == nullptr) return;
-  decoder_.reset();
   cache_.reset();
+  decoder_.reset();
   weights_.reset();
   const std::vector<LeakReport> leaks = FindLeaks(*runtime_);
   if (!leaks.empty()) on_leaks_(leaks);

@@ -11,6 +11,7 @@
 #include "model/quantizer/checkpoint_export.h"
 #include "model/quantizer/layer_quantizer.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/paging/kv_cache.h"
 
 namespace quire {
 namespace {

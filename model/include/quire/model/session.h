@@ -18,7 +18,7 @@
 #include "quire/model/decoder.h"
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
-#include "quire/paging/kv_cache.h"
+#include "quire/paging/sequence_cache.h"
 
 namespace quire {
 
@@ -36,6 +36,14 @@ struct DeviceOptions {
 absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(
     const DeviceOptions& options);
 
+// Which cache holds keys and values. All give the same tokens.
+enum class KvCacheKind : uint8_t {
+  kContiguous,  // KvCache: pages under contiguous rows, as sequences grow
+  kPaged,       // BlockTableCache: the PagedAttention baseline
+  kStatic,      // StaticCache: slots of the longest length
+};
+const char* KvCacheKindName(KvCacheKind kind);  // "contiguous", "paged", ...
+
 struct SessionOptions {
   DeviceOptions device;
   StreamingOptions streaming;
@@ -43,6 +51,8 @@ struct SessionOptions {
   int threads = 0;  // 0: one per core
   uint32_t max_sequences = 64;
   uint64_t max_model_len = 0;  // tokens of a sequence; 0: the model's own limit
+  KvCacheKind kv_cache = KvCacheKind::kContiguous;
+  uint32_t block_size = 16;  // tokens of a block of kPaged, a power of two
   KvDType kv_dtype = KvDType::kF16;
   uint32_t layers_per_row = 0;  // the KV layout's g; 0: all layers, least waste
   // Told at the end of a session of what decoder, cache and weights did not
@@ -82,8 +92,8 @@ class Session {
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ModelWeights> weights_;
-  std::unique_ptr<SequenceCache> cache_;
   std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<SequenceCache> cache_;
   std::function<void(const std::vector<LeakReport>&)> on_leaks_;
 };
 

@@ -1,0 +1,208 @@
+// The engine on each kind of KV cache: the same tokens out, whatever holds the
+// keys and values, in batches, with too little memory, and with prefixes that
+// are found again.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "quire/model/engine.h"
+#include "quire/model/session.h"
+#include "tests/golden_cases.h"
+
+namespace quire {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Texts = std::vector<std::vector<TokenId>>;
+
+struct Setting {
+  KvCacheKind kind;
+  uint32_t block_size;
+  uint32_t layers_per_row;
+};
+
+std::string SettingName(const testing::TestParamInfo<Setting>& info) {
+  std::string name = KvCacheKindName(info.param.kind);
+  if (info.param.kind == KvCacheKind::kPaged)
+    name += std::to_string(info.param.block_size);
+  return name + "_rows_of_" + std::to_string(info.param.layers_per_row);
+}
+
+fs::path ModelFolder() {
+  return FindGoldenCases(fs::path(QUIRE_SOURCE_DIR) / "tests/golden",
+                         {"gptq-w4-sym"})
+      .at(0);
+}
+
+SessionOptions OptionsOf(const Setting& setting) {
+  SessionOptions options;
+  options.device.device_memory = MiB(24);
+  options.device.page_size = KiB(4);
+  options.kv_dtype = KvDType::kF32;
+  options.threads = 2;
+  options.max_model_len = 128;
+  options.kv_cache = setting.kind;
+  options.block_size = setting.block_size;
+  options.layers_per_row = setting.layers_per_row;
+  return options;
+}
+
+std::unique_ptr<Session> Open(const SessionOptions& options) {
+  auto session = Session::Open(ModelFolder(), options);
+  EXPECT_TRUE(session.ok()) << session.status();
+  return session.ok() ? *std::move(session) : nullptr;
+}
+
+struct Outcome {
+  Texts continuations;
+  EngineStatistics statistics;
+};
+
+Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
+                 uint32_t max_sequences = 64) {
+  Engine engine(&session.decoder(), &session.cache(), max_sequences);
+  for (const auto& prompt : prompts) {
+    Request request;
+    request.prompt = prompt;
+    request.max_new_tokens = new_tokens;
+    EXPECT_TRUE(engine.Add(std::move(request)).ok());
+  }
+  const absl::Status status = engine.RunToCompletion();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(session.cache().CheckInvariants().ok())
+      << session.cache().CheckInvariants();
+  Outcome run;
+  for (const Completion& completion : engine.completions())
+    run.continuations.push_back(completion.tokens);
+  run.statistics = engine.statistics();
+  return run;
+}
+
+// Of unequal lengths. `common` tokens are the same in all.
+Texts Prompts(size_t vocab, size_t common) {
+  Texts prompts(8);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    for (size_t t = 0; t < common; ++t)
+      prompts[i].push_back(static_cast<TokenId>((t * 61 + 5) % vocab));
+    for (size_t t = 0; t < 3 + 5 * i; ++t)
+      prompts[i].push_back(
+          static_cast<TokenId>((i * 37 + t * 101 + 3) % vocab));
+  }
+  return prompts;
+}
+
+// What each prompt gives alone, on contiguous rows of all layers.
+Texts Expected(const Texts& prompts, uint64_t new_tokens) {
+  Texts continuations;
+  for (const auto& prompt : prompts) {
+    const auto session = Open(OptionsOf({KvCacheKind::kContiguous, 16, 0}));
+    continuations.push_back(
+        Continue(*session, {prompt}, new_tokens).continuations[0]);
+  }
+  return continuations;
+}
+
+class SequenceCachesTest : public testing::TestWithParam<Setting> {};
+
+TEST_P(SequenceCachesTest, TokensAndLogitsAreThoseOfTransformers) {
+  const GoldenCase golden = ReadGoldenCase(ModelFolder());
+  const auto session = Open(OptionsOf(GetParam()));
+  ASSERT_NE(session, nullptr);
+  EXPECT_EQ(
+      Continue(*session, {golden.prompt}, golden.greedy.size()).continuations,
+      Texts{golden.greedy});
+  std::vector<float> logits;
+  const absl::Status status =
+      session->ComputeLogits(golden.prompt, [&](std::span<const float> rows) {
+        logits.insert(logits.end(), rows.begin(), rows.end());
+        return absl::OkStatus();
+      });
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(logits.size(), golden.logits.size());
+  const auto largest = std::ranges::max(
+      golden.logits, {}, [](float value) { return std::abs(value); });
+  for (size_t i = 0; i < logits.size(); ++i)
+    ASSERT_NEAR(logits[i], golden.logits[i], golden.rtol * std::abs(largest));
+}
+
+TEST_P(SequenceCachesTest, ABatchGivesWhatEachGivesAlone) {
+  SessionOptions options = OptionsOf(GetParam());
+  options.decoder.max_batch_tokens = 16;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  const Texts prompts = Prompts(session->config().vocab_size, 0);
+  const Texts expected = Expected(prompts, 24);
+  EXPECT_EQ(Continue(*session, prompts, 24).continuations, expected);
+  EXPECT_EQ(Continue(*session, prompts, 24, 3).continuations, expected);
+}
+
+TEST_P(SequenceCachesTest, PrefixesThatAreFoundAgainChangeNoToken) {
+  const auto session = Open(OptionsOf(GetParam()));
+  ASSERT_NE(session, nullptr);
+  const Texts prompts = Prompts(session->config().vocab_size, 40);
+  const Texts expected = Expected(prompts, 20);
+  // Three at a time, so that later ones find what earlier ones have published.
+  const Outcome first = Continue(*session, prompts, 20, 3);
+  EXPECT_EQ(first.continuations, expected);
+  const Outcome second = Continue(*session, prompts, 20, 3);
+  EXPECT_EQ(second.continuations, expected);
+  if (GetParam().kind == KvCacheKind::kPaged) {
+    EXPECT_GE(first.statistics.cached_prompt_tokens, 5u * 32);
+    EXPECT_GT(second.statistics.cached_prompt_tokens,
+              first.statistics.cached_prompt_tokens);
+  }
+}
+
+TEST_P(SequenceCachesTest, TooLittleMemoryChangesNoToken) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = Expected(prompts, 40);
+  // What is there beside the cache, and 256 tokens more: two sequences of the
+  // longest length, or a half of all that the sequences get.
+  SessionOptions options = OptionsOf({KvCacheKind::kContiguous, 16, 0});
+  Bytes needed;
+  Bytes token;
+  {
+    const auto session = Open(options);
+    ASSERT_NE(session, nullptr);
+    needed = session->runtime().memory()->GetStatistics().in_use;
+    token = session->cache().layout().TokenBytes();
+  }
+  options = OptionsOf(GetParam());
+  options.device.memory_utilization = 1;
+  options.device.device_memory = Bytes(needed.value() + 256 * token.value());
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  const Outcome run = Continue(*session, prompts, 40);
+  EXPECT_EQ(run.continuations, expected);
+  // Slots of the longest length never run out in mid-flight.
+  if (GetParam().kind != KvCacheKind::kStatic) {
+    EXPECT_GT(run.statistics.preemptions, 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Caches, SequenceCachesTest,
+    testing::Values(Setting{KvCacheKind::kContiguous, 16, 1},
+                    Setting{KvCacheKind::kContiguous, 16, 0},
+                    Setting{KvCacheKind::kPaged, 1, 0},
+                    Setting{KvCacheKind::kPaged, 16, 1},
+                    Setting{KvCacheKind::kPaged, 32, 0},
+                    Setting{KvCacheKind::kStatic, 16, 0}),
+    SettingName);
+
+TEST(SequenceCachesOptionsTest, BadOnesAreErrors) {
+  SessionOptions options = OptionsOf({KvCacheKind::kPaged, 12, 0});
+  EXPECT_EQ(Session::Open(ModelFolder(), options).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace quire
