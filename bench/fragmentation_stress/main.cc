@@ -1,0 +1,209 @@
+// fragmentation_stress: which policy would have survived a trace?
+//
+// Plays allocation traces, or loads made up from a seed, against the policies
+// of several systems on software devices without memory, and says what each
+// held, called and cost, and what it could not serve. docs/experiments.md tells
+// how far that is true.
+
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "bench/fragmentation_stress/progress.h"
+#include "bench/fragmentation_stress/report.h"
+#include "bench/policies/policy_registry.h"
+#include "bench/policies/policy_replay.h"
+#include "bench/policies/simulated_device.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/alloc/trace_formats.h"
+#include "quire/alloc/units.h"
+
+namespace quire {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kWrongUsage = 2;
+
+struct Options {
+  std::vector<std::string> traces;
+  std::string policies = "quire,pytorch,pytorch-expandable";
+  std::string device_memory = "24GiB";
+  uint64_t repeat = 1;
+  uint64_t timeline = 0;
+  bool json = false;
+};
+
+struct NamedTrace {
+  std::string name;
+  AllocationTrace trace;
+};
+
+absl::StatusOr<std::vector<PolicySpec>> ParsePolicies(const std::string& text) {
+  std::vector<PolicySpec> specs;
+  for (const std::string& name :
+       std::vector<std::string>(absl::StrSplit(text, ','))) {
+    QUIRE_ASSIGN_OR_RETURN(PolicySpec spec, ParsePolicySpec(name));
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+absl::StatusOr<NamedTrace> ReadTrace(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream contents;
+  contents << file.rdbuf();
+  if (!file) {
+    return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  }
+  absl::StatusOr<AllocationTrace> trace = ReadAllocationTrace(contents.str());
+  if (!trace.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", std::string(trace.status().message())));
+  }
+  return NamedTrace{path, *std::move(trace)};
+}
+
+absl::StatusOr<StressRun> RunOne(const Options& options, Bytes device_memory,
+                                 const NamedTrace& trace,
+                                 const PolicySpec& spec,
+                                 PolicyReplayOptions replay) {
+  StressRun run;
+  run.trace = trace.name;
+  run.policy = spec.text;
+  run.kind = spec.kind;
+  run.device_memory = device_memory;
+  run.events = trace.trace.events.size();
+  run.iterations = options.repeat;
+  run.asked = SummarizeAllocationTrace(trace.trace);
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SimulatedDevice> device,
+                         SimulatedDevice::Create(device_memory));
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AllocatorPolicy> policy,
+                         spec.Create(device.get()));
+  QUIRE_ASSIGN_OR_RETURN(run.result, ReplayOnPolicy(trace.trace, device.get(),
+                                                    policy.get(), replay));
+  return run;
+}
+
+absl::Status RunAll(const Options& options, Bytes device_memory,
+                    const std::vector<NamedTrace>& traces,
+                    const std::vector<PolicySpec>& specs,
+                    std::vector<StressRun>* runs) {
+  ProgressLine progress;
+  const auto total = static_cast<double>(traces.size() * specs.size());
+  for (const NamedTrace& trace : traces) {
+    for (const PolicySpec& spec : specs) {
+      PolicyReplayOptions replay;
+      replay.iterations = options.repeat;
+      replay.timeline_points = options.timeline;
+      const auto before = static_cast<double>(runs->size());
+      replay.progress = [&](uint64_t done, uint64_t all) {
+        progress.Update(
+            absl::StrCat(trace.name, ", ", spec.text),
+            before + static_cast<double>(done) / static_cast<double>(all),
+            total);
+      };
+      absl::StatusOr<StressRun> run =
+          RunOne(options, device_memory, trace, spec, replay);
+      if (!run.ok()) {
+        return absl::Status(run.status().code(),
+                            absl::StrCat(trace.name, ", ", spec.text, ": ",
+                                         std::string(run.status().message())));
+      }
+      runs->push_back(*std::move(run));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Print(const Options& options, size_t policies,
+           const std::vector<StressRun>& runs) {
+  if (options.json) {
+    std::cout << ToJson(runs, RankRuns(runs));
+    return;
+  }
+  for (size_t first = 0; first < runs.size(); first += policies) {
+    const std::vector<StressRun> of_trace(runs.begin() + first,
+                                          runs.begin() + first + policies);
+    if (first > 0) std::cout << "\n";
+    std::cout << ToTable(of_trace, RankRuns(of_trace));
+  }
+}
+
+int Fail(int status, const absl::Status& error) {
+  std::cerr << "fragmentation_stress: " << error.message() << "\n";
+  return status;
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app(
+      "Plays allocation traces against the policies of several systems");
+  app.add_option("--trace", options.traces,
+                 "Traces: Quire's CSV and snapshots, RMM's log, PyTorch's "
+                 "snapshots")
+      ->required();
+  app.add_option("--policies", options.policies,
+                 absl::StrCat("Separated by commas, each with its settings "
+                              "behind colons, as in "
+                              "pytorch:max_split_size_mb=128. There are ",
+                              KnownPolicies()))
+      ->capture_default_str();
+  app.add_option("--device-memory", options.device_memory,
+                 "Of the software device")
+      ->capture_default_str();
+  app.add_option("--repeat", options.repeat,
+                 "Play the trace so often; from the second time on it is a "
+                 "steady state")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1000000}))
+      ->capture_default_str();
+  app.add_option("--timeline", options.timeline,
+                 "So many looks at the memory over time, in the JSON")
+      ->check(CLI::Range(uint64_t{0}, uint64_t{1000000}))
+      ->capture_default_str();
+  app.add_flag("--json", options.json, "Machine-readable output");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kWrongUsage;
+  }
+  const std::optional<Bytes> device_memory = ParseBytes(options.device_memory);
+  if (!device_memory || *device_memory < SimulatedDevice::kPage ||
+      *device_memory > kLargestRequest) {
+    return Fail(kWrongUsage, absl::InvalidArgumentError(absl::StrCat(
+                                 "--device-memory \"", options.device_memory,
+                                 "\" is no size between ",
+                                 FormatBytes(SimulatedDevice::kPage), " and ",
+                                 FormatBytes(kLargestRequest))));
+  }
+  const auto specs = ParsePolicies(options.policies);
+  if (!specs.ok()) return Fail(kWrongUsage, specs.status());
+  std::vector<NamedTrace> traces;
+  for (const std::string& path : options.traces) {
+    absl::StatusOr<NamedTrace> trace = ReadTrace(path);
+    if (!trace.ok()) return Fail(kFailed, trace.status());
+    traces.push_back(*std::move(trace));
+  }
+  std::vector<StressRun> runs;
+  if (const absl::Status status =
+          RunAll(options, *device_memory, traces, *specs, &runs);
+      !status.ok()) {
+    return Fail(kFailed, status);
+  }
+  Print(options, specs->size(), runs);
+  return 0;
+}
+
+}  // namespace
+}  // namespace quire
+
+int main(int argc, char** argv) { return quire::Main(argc, argv); }

@@ -1,0 +1,99 @@
+#include "bench/policies/block_store.h"
+
+#include <iterator>
+
+#include "absl/strings/str_format.h"
+
+namespace quire {
+
+Block* BlockStore::Add(const Block& block) {
+  Block* added = nullptr;
+  if (unused_.empty()) {
+    added = &blocks_.emplace_back();
+  } else {
+    added = unused_.back();
+    unused_.pop_back();
+  }
+  *added = block;
+  return added;
+}
+
+Block* BlockStore::Split(Block* block, uint64_t size) {
+  Block* const rest = Add(*block);
+  rest->address += size;
+  rest->size -= size;
+  rest->before = block;
+  if (rest->behind != nullptr) rest->behind->before = rest;
+  block->size = size;
+  block->behind = rest;
+  return rest;
+}
+
+void BlockStore::TakeInNext(Block* block) {
+  block->size += block->behind->size;
+  Remove(block->behind);
+}
+
+void BlockStore::Remove(Block* block) {
+  if (block->before != nullptr) block->before->behind = block->behind;
+  if (block->behind != nullptr) block->behind->before = block->before;
+  unused_.push_back(block);
+}
+
+Block* BlockStore::MergeFree(Block* block, FreeBlocks* free) {
+  const auto alike = [&](const Block* other) {
+    return other != nullptr && !other->live && other->stream == block->stream &&
+           other->mapped == block->mapped;
+  };
+  if (alike(block->behind)) {
+    free->Erase(block->behind);
+    TakeInNext(block);
+  }
+  if (alike(block->before)) {
+    block = block->before;
+    free->Erase(block);
+    TakeInNext(block);
+  }
+  return block;
+}
+
+void BlockStore::MarkLive(Block* block) {
+  block->live = true;
+  live_[block->address] = block;
+}
+
+Block* BlockStore::TakeLive(DeviceAddress address) {
+  const auto found = live_.find(address.value());
+  if (found == live_.end()) return nullptr;
+  Block* const block = found->second;
+  live_.erase(found);
+  block->live = false;
+  return block;
+}
+
+Block* BlockStore::FindLive(DeviceAddress address) const {
+  const auto found = live_.find(address.value());
+  return found == live_.end() ? nullptr : found->second;
+}
+
+absl::Status NotAllocated(const char* policy, DeviceAddress address) {
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: %#x is not the start of a live allocation", policy,
+                      address.value()));
+}
+
+Block* FreeBlocks::BestFit(uint64_t stream, uint64_t size) const {
+  const auto found = LowerBound(stream, size);
+  if (found == set_.end() || found->stream != stream) return nullptr;
+  return found->block;
+}
+
+Block* FreeBlocks::Largest(uint64_t stream) const {
+  const auto after =
+      set_.upper_bound({stream, UINT64_MAX, UINT64_MAX, nullptr});
+  if (after == set_.begin()) return nullptr;
+  const auto last = std::prev(after);
+  return last->stream == stream ? last->block : nullptr;
+}
+
+}  // namespace quire

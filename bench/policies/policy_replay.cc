@@ -1,0 +1,220 @@
+#include "bench/policies/policy_replay.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+constexpr uint64_t kEventsPerProgress = uint64_t{1} << 14;
+
+double Fraction(Bytes whole, Bytes part) {
+  if (whole.zero()) return 0;
+  return static_cast<double>(SaturatingSubtract(whole, part).value()) /
+         static_cast<double>(whole.value());
+}
+
+class PolicyReplay {
+ public:
+  PolicyReplay(const AllocationTrace& trace, SimulatedDevice* device,
+               AllocatorPolicy* policy, const PolicyReplayOptions& options)
+      : trace_(trace), device_(device), policy_(policy), options_(options) {}
+
+  absl::StatusOr<PolicyReplayResult> Run() {
+    QUIRE_RETURN_IF_ERROR(CreateStreams());
+    const PolicyCost start = Cost();
+    const auto clock = std::chrono::steady_clock::now();
+    for (uint64_t i = 0; i < options_.iterations; ++i) {
+      const PolicyCost before = Cost();
+      QUIRE_RETURN_IF_ERROR(PlayOnce(i));
+      result_.last_iteration = Since(before);
+      if (i == 0) result_.first_iteration = result_.last_iteration;
+    }
+    result_.total = Since(start);
+    result_.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - clock)
+            .count();
+    return std::move(result_);
+  }
+
+ private:
+  struct Held {
+    DeviceAddress address;
+    Bytes size;
+    StreamId stream;
+  };
+
+  absl::Status CreateStreams() {
+    for (const AllocationEvent& event : trace_.events) {
+      if (streams_.contains(event.stream)) continue;
+      QUIRE_ASSIGN_OR_RETURN(streams_[event.stream],
+                             device_->driver()->CreateStream(DeviceId(0)));
+    }
+    return absl::OkStatus();
+  }
+
+  PolicyCost Cost() const { return {device_->calls(), device_->nanoseconds()}; }
+  PolicyCost Since(const PolicyCost& before) const {
+    const PolicyCost now = Cost();
+    return {now.driver_calls - before.driver_calls,
+            now.virtual_nanoseconds - before.virtual_nanoseconds};
+  }
+
+  absl::Status PlayOnce(uint64_t iteration) {
+    const uint64_t count = trace_.events.size();
+    const uint64_t points = iteration == 0 ? options_.timeline_points : 0;
+    for (event_ = 0; event_ < count; ++event_) {
+      QUIRE_RETURN_IF_ERROR(Play(trace_.events[event_]));
+      if (result_.timeline.size() < points &&
+          event_ + 1 >= PointAt(result_.timeline.size(), points)) {
+        result_.timeline.push_back(Now());
+      }
+      if (event_ % kEventsPerProgress == 0 && options_.progress) {
+        options_.progress(iteration * count + event_,
+                          options_.iterations * count);
+      }
+    }
+    if (iteration == 0) {
+      result_.at_end = Now();
+      result_.largest_at_end = policy_->CalculateLargest(
+          streams_.empty() ? StreamId() : streams_.begin()->second);
+    }
+    return options_.iterations > 1 ? FreeWhatIsLeft() : absl::OkStatus();
+  }
+
+  // The number of events after which the point is due.
+  uint64_t PointAt(uint64_t point, uint64_t points) const {
+    return static_cast<uint64_t>(static_cast<double>(point + 1) /
+                                 static_cast<double>(points) *
+                                 static_cast<double>(trace_.events.size()));
+  }
+
+  absl::Status Play(const AllocationEvent& event) {
+    switch (event.action) {
+      case AllocationAction::kLive:
+      case AllocationAction::kAllocate:
+        return Allocate(event);
+      case AllocationAction::kFree:
+        return Free(event);
+      case AllocationAction::kRecordStream: {
+        const auto held = held_.find(event.allocation);
+        if (held == held_.end()) return absl::OkStatus();
+        return policy_->RecordStream(held->second.address,
+                                     streams_[event.stream]);
+      }
+      default:
+        return absl::OkStatus();
+    }
+  }
+
+  absl::Status Allocate(const AllocationEvent& event) {
+    if (event.size.zero()) {
+      ++result_.allocations;
+      return absl::OkStatus();
+    }
+    const StreamId stream = streams_[event.stream];
+    const absl::StatusOr<DeviceAddress> address =
+        policy_->Allocate(event.size, stream);
+    if (absl::IsResourceExhausted(address.status())) {
+      return NoteFailure(event, stream, address.status());
+    }
+    QUIRE_RETURN_IF_ERROR(address.status());
+    held_[event.allocation] = {*address, event.size, stream};
+    ++result_.allocations;
+    // Memory that could be had is no sum that wraps.
+    requested_ += event.size.value();
+    const PolicyMoment now = Now();
+    if (now.requested > result_.peak_requested) {
+      result_.peak_requested = now.requested;
+      result_.at_peak_requested = now;
+    }
+    result_.peak_mapped = std::max(result_.peak_mapped, now.use.mapped);
+    result_.peak_reserved = std::max(result_.peak_reserved, now.use.reserved);
+    return absl::OkStatus();
+  }
+
+  absl::Status NoteFailure(const AllocationEvent& event, StreamId stream,
+                           const absl::Status& status) {
+    if (result_.failures++ > 0) return absl::OkStatus();
+    PolicyFailure failure;
+    failure.moment = Now();
+    failure.size = event.size;
+    failure.largest = policy_->CalculateLargest(stream);
+    failure.kind =
+        SaturatingAdd(Bytes(requested_), event.size) > device_->memory()
+            ? ShortageKind::kCapacity
+            : ShortageKind::kFragmentation;
+    failure.message = std::string(status.message());
+    result_.first_failure = std::move(failure);
+    return absl::OkStatus();
+  }
+
+  absl::Status Free(const AllocationEvent& event) {
+    const auto found = held_.find(event.allocation);
+    // It took no memory: it was of no bytes, or had failed.
+    if (found == held_.end()) return absl::OkStatus();
+    const Held held = found->second;
+    held_.erase(found);
+    return FreeHeld(held, streams_[event.stream]);
+  }
+
+  absl::Status FreeHeld(const Held& held, StreamId stream) {
+    QUIRE_RETURN_IF_ERROR(policy_->Free(held.address, stream));
+    ++result_.frees;
+    requested_ -= held.size.value();
+    return absl::OkStatus();
+  }
+
+  absl::Status FreeWhatIsLeft() {
+    const std::map<uint64_t, Held> left(held_.begin(), held_.end());
+    held_.clear();
+    for (const auto& [allocation, held] : left) {
+      QUIRE_RETURN_IF_ERROR(FreeHeld(held, held.stream));
+    }
+    return absl::OkStatus();
+  }
+
+  PolicyMoment Now() const {
+    return {event_, Bytes(requested_), policy_->GetUse()};
+  }
+
+  const AllocationTrace& trace_;
+  SimulatedDevice* const device_;
+  AllocatorPolicy* const policy_;
+  const PolicyReplayOptions& options_;
+  absl::flat_hash_map<uint64_t, StreamId> streams_;  // by name in the trace
+  absl::flat_hash_map<uint64_t, Held> held_;
+  uint64_t requested_ = 0;
+  uint64_t event_ = 0;
+  PolicyReplayResult result_;
+};
+
+}  // namespace
+
+double PolicyMoment::internal_fragmentation() const {
+  return Fraction(use.allocated, requested);
+}
+
+double PolicyMoment::external_fragmentation() const {
+  return Fraction(use.reserved, use.allocated);
+}
+
+double PolicyReplayResult::ratio() const {
+  if (peak_requested.zero()) return 0;
+  return static_cast<double>(peak_reserved.value()) /
+         static_cast<double>(peak_requested.value());
+}
+
+absl::StatusOr<PolicyReplayResult> ReplayOnPolicy(
+    const AllocationTrace& trace, SimulatedDevice* device,
+    AllocatorPolicy* policy, const PolicyReplayOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckAllocationTrace(trace));
+  return PolicyReplay(trace, device, policy, options).Run();
+}
+
+}  // namespace quire

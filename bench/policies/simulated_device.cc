@@ -1,0 +1,90 @@
+#include "bench/policies/simulated_device.h"
+
+#include <span>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_format.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+absl::StatusOr<std::unique_ptr<SimulatedDevice>> SimulatedDevice::Create(
+    Bytes memory, const DriverCostTable& costs) {
+  HostDriverOptions options;
+  options.memory_per_device = memory;
+  options.backing = HostDriverOptions::Backing::kNone;
+  options.granularity = kPage;
+  options.costs = costs;
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<HostDriver> driver,
+                         HostDriver::Create(options));
+  return absl::WrapUnique(
+      new SimulatedDevice(memory, costs, std::move(driver)));
+}
+
+absl::StatusOr<DeviceAddress> SimulatedDevice::TakeAddress(Bytes size) {
+  std::vector<DeviceAddress>& spare = spare_[size.value()];
+  if (!spare.empty()) {
+    const DeviceAddress address = spare.back();
+    spare.pop_back();
+    return address;
+  }
+  ++seam_calls_;
+  return driver_->ReserveAddress(size, Bytes(0));
+}
+
+absl::StatusOr<DeviceAddress> SimulatedDevice::Malloc(Bytes size) {
+  ++own_calls_;
+  const std::optional<Bytes> rounded = CheckedAlignUp(size, kPage);
+  if (!rounded || *rounded > memory_) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("cudaMalloc: %s is more than the device has, %s",
+                        FormatBytes(size), FormatBytes(memory_)));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address, TakeAddress(*rounded));
+  ++seam_calls_;
+  const absl::StatusOr<PageHandle> page =
+      driver_->CreatePage(DeviceId(0), *rounded);
+  if (!page.ok()) {
+    spare_[rounded->value()].push_back(address);
+    return page.status();
+  }
+  ++seam_calls_;
+  absl::Status mapped = driver_->Map(address, std::span(&*page, 1));
+  if (!mapped.ok()) {
+    ++seam_calls_;
+    mapped.Update(driver_->ReleasePage(*page));
+    spare_[rounded->value()].push_back(address);
+    return mapped;
+  }
+  segments_[address.value()] = {*rounded, *page};
+  malloc_bytes_ = SaturatingAdd(malloc_bytes_, *rounded);
+  return address;
+}
+
+absl::Status SimulatedDevice::Free(DeviceAddress address) {
+  const auto found = segments_.find(address.value());
+  if (found == segments_.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("cudaFree: %#x was not allocated", address.value()));
+  }
+  const Segment segment = found->second;
+  segments_.erase(found);
+  malloc_bytes_ = SaturatingSubtract(malloc_bytes_, segment.size);
+  ++own_calls_;
+  seam_calls_ += 2;
+  QUIRE_RETURN_IF_ERROR(driver_->Unmap(address, segment.size));
+  spare_[segment.size.value()].push_back(address);
+  return driver_->ReleasePage(segment.page);
+}
+
+void SimulatedDevice::ChargeCall() {
+  ++own_calls_;
+  driver_->clock()->Advance(costs_.other);
+}
+
+uint64_t SimulatedDevice::calls() const {
+  return driver_->GetCallStatistics().total_count() - seam_calls_ + own_calls_;
+}
+
+}  // namespace quire

@@ -1,0 +1,71 @@
+// The device that policies are compared on: a software device without memory,
+// and cudaMalloc for it.
+//
+// The driver seam has no cudaMalloc. It is made of the seam's calls (addresses,
+// one physical allocation of whole 2 MiB pages, one mapping), costs what they
+// cost on the virtual clock, and counts as the one call that it is. Addresses
+// that were freed are used again for the same size, without another call.
+
+#ifndef QUIRE_BENCH_POLICIES_SIMULATED_DEVICE_H_
+#define QUIRE_BENCH_POLICIES_SIMULATED_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/host_driver.h"
+
+namespace quire {
+
+class SimulatedDevice {
+ public:
+  // What cudaMalloc takes memory in, from Pascal on.
+  static constexpr Bytes kPage = MiB(2);
+
+  static absl::StatusOr<std::unique_ptr<SimulatedDevice>> Create(
+      Bytes memory, const DriverCostTable& costs = DriverCostTable::A100());
+
+  HostDriver* driver() { return driver_.get(); }
+  Bytes memory() const { return memory_; }
+
+  // `size` rounded up to whole pages. Errors: kResourceExhausted, the driver's.
+  absl::StatusOr<DeviceAddress> Malloc(Bytes size);
+  // REQUIRES: a result of Malloc that was not freed.
+  absl::Status Free(DeviceAddress address);
+  // What Malloc has handed out and is not freed.
+  Bytes malloc_bytes() const { return malloc_bytes_; }
+
+  // Calls that the system makes of its driver and the seam does not have: each
+  // costs what events and copies do.
+  void ChargeCall();
+
+  // Driver calls so far, and what they cost: cudaMalloc and cudaFree once each.
+  uint64_t calls() const;
+  uint64_t nanoseconds() const { return driver_->clock()->nanoseconds(); }
+
+ private:
+  struct Segment {
+    Bytes size;
+    PageHandle page;
+  };
+  SimulatedDevice(Bytes memory, const DriverCostTable& costs,
+                  std::unique_ptr<HostDriver> driver)
+      : memory_(memory), costs_(costs), driver_(std::move(driver)) {}
+  absl::StatusOr<DeviceAddress> TakeAddress(Bytes size);
+
+  const Bytes memory_;
+  const DriverCostTable costs_;
+  const std::unique_ptr<HostDriver> driver_;
+  absl::flat_hash_map<uint64_t, Segment> segments_;  // by address
+  absl::flat_hash_map<uint64_t, std::vector<DeviceAddress>> spare_;  // by size
+  Bytes malloc_bytes_;
+  uint64_t seam_calls_ = 0;  // made by Malloc and Free
+  uint64_t own_calls_ = 0;   // of Malloc, Free and ChargeCall
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_BENCH_POLICIES_SIMULATED_DEVICE_H_
