@@ -53,7 +53,8 @@ class UsageTest(unittest.TestCase):
 
     def test_every_verb_has_help(self):
         for verb in ("inspect", "load", "quantize", "logits", "generate",
-                     "tokenize", "detokenize", "bench", "perplexity", "memory"):
+                     "tokenize", "detokenize", "bench", "perplexity", "memory",
+                     "plan"):
             self.assertEqual(run(verb, "--help").returncode, 0, verb)
 
     def test_wrong_usage_is_status_2_with_a_message(self):
@@ -264,6 +265,28 @@ class VerbTest(unittest.TestCase):
         first = self.run_json(*arguments, "--seed", "5")
         self.assertEqual(first, self.run_json(*arguments, "--seed", "5"))
         self.assertNotEqual(first, self.run_json(*arguments, "--seed", "6"))
+
+    def test_plan_says_what_fits(self):
+        case = golden_case("gptq")
+        plan = self.run_json("plan", case, "--device-memory", "64MiB",
+                             "--page-unit", "64KiB", "--kv-dtype", "f16",
+                             "--json")
+        config = json.loads((case / "config.json").read_text())
+        heads = config["num_key_value_heads"]
+        head_dim = config.get("head_dim") or (
+            config["hidden_size"] // config["num_attention_heads"])
+        self.assertEqual(plan["kv"]["bytes_per_token"],
+                         config["num_hidden_layers"] * 2 * heads * head_dim * 2)
+        self.assertEqual(plan["weights"],
+                         sum(part["bytes"] for part in plan["placement"]))
+        self.assertTrue(plan["fits"])
+        small = self.run_json("plan", case, "--device-memory", "128KiB",
+                              "--page-unit", "64KiB", "--json")
+        self.assertFalse(small["fits"])
+        self.assertIn("are missing", small["advice"][0])
+        result = run("plan", case, "--max-model-len", "1000000")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("1000000 tokens", result.stderr)
 
     def test_inspect_counts_what_the_file_has(self):
         case = golden_case("gptq")

@@ -40,6 +40,7 @@ int Main(int argc, char** argv) {
   AddBenchVerb(&app, &chosen);
   AddQuantizeVerbs(&app, &chosen);
   AddMemoryVerb(&app, &chosen);
+  AddPlanVerb(&app, &chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

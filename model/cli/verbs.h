@@ -22,6 +22,7 @@ void AddTokenizeVerbs(CLI::App* app, Action* chosen);  // and detokenize
 void AddBenchVerb(CLI::App* app, Action* chosen);
 void AddQuantizeVerbs(CLI::App* app, Action* chosen);  // and perplexity
 void AddMemoryVerb(CLI::App* app, Action* chosen);
+void AddPlanVerb(CLI::App* app, Action* chosen);
 
 }  // namespace quire
 

@@ -10,6 +10,10 @@ size_t Linear::out_features() const {
   return std::visit([](const auto& m) { return m.out_features; }, matrix);
 }
 
+size_t Linear::in_features() const {
+  return std::visit([](const auto& m) { return m.in_features; }, matrix);
+}
+
 Bytes Linear::weight_bytes() const {
   if (const auto* dense = std::get_if<DenseMatrix>(&matrix)) {
     return BytesOf(dense->dtype, dense->in_features * dense->out_features)
@@ -43,6 +47,14 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(
   return weights;
 }
 
+absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Reserve(
+    Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config) {
+  std::unique_ptr<ModelWeights> weights(new ModelWeights(runtime));
+  WeightBuilder builder(runtime, checkpoint, config, weights.get());
+  QUIRE_RETURN_IF_ERROR(builder.Reserve());
+  return weights;
+}
+
 absl::Status ModelWeights::Check(const Checkpoint& checkpoint,
                                  const ModelConfig& config) {
   ModelWeights weights(nullptr);
@@ -57,15 +69,32 @@ ModelWeights::~ModelWeights() {
   }
 }
 
-Bytes ModelWeights::BytesPerToken() const {
-  uint64_t total = output_.weight_bytes().value();
-  for (const DecoderLayer& layer : layers_) {
+std::vector<const Linear*> ModelWeights::Linears() const {
+  std::vector<const Linear*> linears;
+  for (const DecoderLayer& layer : layers_)
     for (const Linear* linear :
          {&layer.query, &layer.key, &layer.value, &layer.attention_output,
           &layer.gate, &layer.up, &layer.down})
-      total += linear->weight_bytes().value();
-  }
+      linears.push_back(linear);
+  linears.push_back(&output_);
+  return linears;
+}
+
+Bytes ModelWeights::BytesPerToken() const {
+  uint64_t total = 0;
+  for (const Linear* linear : Linears())
+    total += linear->weight_bytes().value();
   return Bytes(total);
+}
+
+uint64_t ModelWeights::Parameters() const {
+  uint64_t total = 0;
+  for (const Linear* linear : Linears())
+    total += linear->in_features() * linear->out_features();
+  const auto* const head = std::get_if<DenseMatrix>(&output_.matrix);
+  const bool tied = head != nullptr && head->data == embedding_.data;
+  return tied ? total
+              : total + embedding_.in_features * embedding_.out_features;
 }
 
 }  // namespace quire

@@ -51,11 +51,46 @@ absl::Status WeightBuilder::Build(const StreamingOptions& options,
                      runtime_->driver()->name(), "'"));
   owner_ = runtime_->owners()->Register("weights");
   QUIRE_RETURN_IF_ERROR(Describe());
-  QUIRE_RETURN_IF_ERROR(AllocateAndStream(options));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<TensorPlacement> tensors,
+                         AllocateTensors());
+  QUIRE_RETURN_IF_ERROR(Stream(tensors, options));
   for (const PendingGptq& pending : pending_gptq_)
     QUIRE_RETURN_IF_ERROR(FinishGptq(pending, pool));
   ReportUnused();
   return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::Reserve() {
+  owner_ = runtime_->owners()->Register("weights");
+  QUIRE_RETURN_IF_ERROR(Describe());
+  QUIRE_RETURN_IF_ERROR(AllocateTensors().status());
+  std::vector<WeightPart>& parts = weights_->parts_;
+  for (const Placement& placement : placements_) {
+    parts[placement.part].size =
+        SaturatingAdd(parts[placement.part].size, placement.tensor->size);
+  }
+  for (const PendingGptq& pending : pending_gptq_) {
+    QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(*pending.module));
+    for (const std::vector<uint32_t>* const index :
+         {&rows.begin, &rows.order}) {
+      if (index->empty()) continue;
+      const Bytes size(index->size() * sizeof(uint32_t));
+      QUIRE_RETURN_IF_ERROR(AllocateBytes(size).status());
+      parts[pending.part].size = SaturatingAdd(parts[pending.part].size, size);
+    }
+  }
+  ReportUnused();
+  return absl::OkStatus();
+}
+
+void WeightBuilder::BeginPart(std::string name) {
+  weights_->parts_.push_back({std::move(name), Bytes(0)});
+}
+
+void WeightBuilder::Place(const TensorInfo& tensor,
+                          std::function<void(DeviceAddress)> assign) {
+  placements_.push_back(
+      {&tensor, weights_->parts_.size() - 1, std::move(assign)});
 }
 
 absl::Status WeightBuilder::ReadQuantization() {
@@ -103,10 +138,14 @@ absl::Status WeightBuilder::Describe() {
   weights_->inverse_frequencies_ =
       InverseFrequencies(config_.rope, config_.head_dim);
   QUIRE_RETURN_IF_ERROR(ReadRopeFactors());
+  BeginPart(names_.embedding);
   QUIRE_RETURN_IF_ERROR(DescribeEmbedding());
   weights_->layers_.resize(config_.layers);
-  for (uint32_t i = 0; i < config_.layers; ++i)
+  for (uint32_t i = 0; i < config_.layers; ++i) {
+    BeginPart(absl::StrCat("layer ", i));
     QUIRE_RETURN_IF_ERROR(DescribeLayer(i, &weights_->layers_[i]));
+  }
+  BeginPart(names_.output);
   QUIRE_RETURN_IF_ERROR(DescribeVector(names_.output_norm, config_.hidden_size,
                                        &weights_->output_norm_));
   return DescribeOutput();
@@ -201,9 +240,9 @@ absl::Status WeightBuilder::DescribeBias(const std::string& module,
         DTypeName(tensor->dtype), " ", ShapeText(tensor->shape),
         ", expected F32, F16 or BF16 [", size, "] for ", module));
   bias->dtype = tensor->dtype;
-  placements_.push_back({tensor, [bias](DeviceAddress address) {
-                           bias->data = address.host_pointer<void>();
-                         }});
+  Place(*tensor, [bias](DeviceAddress address) {
+    bias->data = address.host_pointer<void>();
+  });
   return absl::OkStatus();
 }
 
@@ -227,9 +266,9 @@ absl::Status WeightBuilder::DescribeDense(const TensorInfo& tensor,
              .dtype = tensor.dtype,
              .out_features = out_features,
              .in_features = in_features};
-  placements_.push_back({&tensor, [matrix](DeviceAddress address) {
-                           matrix->data = address.host_pointer<void>();
-                         }});
+  Place(tensor, [matrix](DeviceAddress address) {
+    matrix->data = address.host_pointer<void>();
+  });
   return absl::OkStatus();
 }
 
@@ -269,16 +308,16 @@ absl::Status WeightBuilder::DescribeGptq(const GptqModule& module,
   for (const TensorInfo* tensor :
        {module.qweight, module.qzeros, module.scales})
     used_.insert(tensor);
-  placements_.push_back({module.qweight, [matrix](DeviceAddress address) {
-                           matrix->qweight = address.host_pointer<uint32_t>();
-                         }});
-  placements_.push_back({module.qzeros, [matrix](DeviceAddress address) {
-                           matrix->qzeros = address.host_pointer<uint32_t>();
-                         }});
-  placements_.push_back({module.scales, [matrix](DeviceAddress address) {
-                           matrix->scales = address.host_pointer<void>();
-                         }});
-  pending_gptq_.push_back({&module, matrix});
+  Place(*module.qweight, [matrix](DeviceAddress address) {
+    matrix->qweight = address.host_pointer<uint32_t>();
+  });
+  Place(*module.qzeros, [matrix](DeviceAddress address) {
+    matrix->qzeros = address.host_pointer<uint32_t>();
+  });
+  Place(*module.scales, [matrix](DeviceAddress address) {
+    matrix->scales = address.host_pointer<void>();
+  });
+  pending_gptq_.push_back({&module, matrix, weights_->parts_.size() - 1});
   return DescribeBias(module.name, module.bias, out_features, &linear->bias);
 }
 
@@ -290,7 +329,7 @@ absl::StatusOr<DeviceAddress> WeightBuilder::AllocateBytes(Bytes size) {
   return address;
 }
 
-absl::Status WeightBuilder::AllocateAndStream(const StreamingOptions& options) {
+absl::StatusOr<std::vector<TensorPlacement>> WeightBuilder::AllocateTensors() {
   std::vector<TensorPlacement> tensors;
   tensors.reserve(placements_.size());
   for (const Placement& placement : placements_) {
@@ -303,6 +342,11 @@ absl::Status WeightBuilder::AllocateAndStream(const StreamingOptions& options) {
   if (auto* head = std::get_if<DenseMatrix>(&weights_->output_.matrix);
       head != nullptr && head->data == nullptr)
     head->data = weights_->embedding_.data;
+  return tensors;
+}
+
+absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
+                                   const StreamingOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(weights_->load_report_,
                          StreamTensors(runtime_->driver(), DeviceId(0),
                                        checkpoint_, tensors, options));
@@ -313,10 +357,7 @@ absl::Status WeightBuilder::FinishGptq(const PendingGptq& pending,
                                        ThreadPool* pool) {
   const GptqModule& module = *pending.module;
   GptqMatrix* matrix = pending.matrix;
-  if (module.g_idx != nullptr) used_.insert(module.g_idx);
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> group_of_row,
-                         ReadGroupIndex(checkpoint_, module));
-  const GroupedRows rows = SortRowsByGroup(group_of_row, module.groups);
+  QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(module));
   QUIRE_ASSIGN_OR_RETURN(matrix->group_begin, Upload(rows.begin));
   if (!rows.order.empty()) {
     QUIRE_ASSIGN_OR_RETURN(matrix->input_order, Upload(rows.order));
@@ -329,6 +370,13 @@ absl::Status WeightBuilder::FinishGptq(const PendingGptq& pending,
       ZeroOffset(module, zeros_are_v2_, matrix->qzeros, &warning);
   if (warning) weights_->warnings_.push_back(*std::move(warning));
   return absl::OkStatus();
+}
+
+absl::StatusOr<GroupedRows> WeightBuilder::RowsOf(const GptqModule& module) {
+  if (module.g_idx != nullptr) used_.insert(module.g_idx);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> group_of_row,
+                         ReadGroupIndex(checkpoint_, module));
+  return SortRowsByGroup(group_of_row, module.groups);
 }
 
 absl::StatusOr<const uint32_t*> WeightBuilder::Upload(

@@ -6,6 +6,8 @@
 //   1. Describe: each parameter of the model to its tensor, shapes checked.
 //   2. Allocate and stream.
 //   3. Finish: GPTQ rows are sorted by group and zero points understood.
+// Reserve stops in the middle of the second pass, for who wants to know what a
+// model takes: it allocates all the same, and loads nothing.
 
 #ifndef QUIRE_MODEL_DECODER_WEIGHT_BUILDER_H_
 #define QUIRE_MODEL_DECODER_WEIGHT_BUILDER_H_
@@ -18,8 +20,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "model/config/family.h"
+#include "model/decoder/gptq_weights.h"
 #include "quire/loader/gptq.h"
+#include "quire/loader/streaming_loader.h"
 #include "quire/model/model_weights.h"
 
 namespace quire {
@@ -34,16 +39,21 @@ class WeightBuilder {
   absl::Status Build(const StreamingOptions& options, ThreadPool* pool);
   // The first pass alone: nothing is allocated, no weight is read.
   absl::Status Describe();
+  // Describes, allocates what Build allocates, in the same order, and fills in
+  // the parts of the weights.
+  absl::Status Reserve();
 
  private:
   // A tensor to load, and what to do with its address.
   struct Placement {
     const TensorInfo* tensor;
+    size_t part;
     std::function<void(DeviceAddress)> assign;
   };
   struct PendingGptq {
     const GptqModule* module;
     GptqMatrix* matrix;
+    size_t part;
   };
 
   absl::Status ReadQuantization();
@@ -62,7 +72,14 @@ class WeightBuilder {
                             uint64_t size, ParameterVector* bias);
   absl::StatusOr<const TensorInfo*> Require(const std::string& name);
 
-  absl::Status AllocateAndStream(const StreamingOptions& options);
+  // What is described from here on belongs to another part of the model.
+  void BeginPart(std::string name);
+  void Place(const TensorInfo& tensor,
+             std::function<void(DeviceAddress)> assign);
+  absl::StatusOr<std::vector<TensorPlacement>> AllocateTensors();
+  absl::Status Stream(std::span<const TensorPlacement> tensors,
+                      const StreamingOptions& options);
+  absl::StatusOr<GroupedRows> RowsOf(const GptqModule& module);
   absl::StatusOr<DeviceAddress> AllocateBytes(Bytes size);
   absl::Status FinishGptq(const PendingGptq& pending, ThreadPool* pool);
   // Copies host integers to a device allocation of their own.

@@ -49,20 +49,9 @@ absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
 absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
     Runtime* runtime, const ModelConfig& config, StreamId stream,
     const SessionOptions& options) {
-  const KvShape shape = {.layers = config.layers,
-                         .kv_heads = config.kv_heads,
-                         .head_dim = config.head_dim,
-                         .dtype = options.kv_dtype};
-  const uint32_t layers_per_row =
-      options.layers_per_row == 0 ? config.layers : options.layers_per_row;
-  QUIRE_ASSIGN_OR_RETURN(const KvLayout layout,
-                         KvLayout::Create(shape, layers_per_row));
-  if (options.max_model_len > config.max_positions)
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a maximum of ", options.max_model_len,
-        " tokens exceeds the model's own, ", config.max_positions));
-  const uint64_t max_sequence_length =
-      options.max_model_len == 0 ? config.max_positions : options.max_model_len;
+  QUIRE_ASSIGN_OR_RETURN(const KvLayout layout, MakeKvLayout(config, options));
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t max_sequence_length,
+                         LongestSequence(config, options));
   const OwnerId owner = runtime->owners()->Register("kv");
   switch (options.kv_cache) {
     case KvCacheKind::kPaged:
@@ -115,6 +104,30 @@ absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(
   runtime.limit = Bytes(static_cast<uint64_t>(
       static_cast<double>(memory.total.value()) * options.memory_utilization));
   return Runtime::Create(std::move(driver), runtime);
+}
+
+KvShape MakeKvShape(const ModelConfig& config, const SessionOptions& options) {
+  return {.layers = config.layers,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .dtype = options.kv_dtype};
+}
+
+absl::StatusOr<KvLayout> MakeKvLayout(const ModelConfig& config,
+                                      const SessionOptions& options) {
+  return KvLayout::Create(
+      MakeKvShape(config, options),
+      options.layers_per_row == 0 ? config.layers : options.layers_per_row);
+}
+
+absl::StatusOr<uint64_t> LongestSequence(const ModelConfig& config,
+                                         const SessionOptions& options) {
+  if (options.max_model_len > config.max_positions)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a maximum of ", options.max_model_len,
+        " tokens exceeds the model's own, ", config.max_positions));
+  return options.max_model_len == 0 ? config.max_positions
+                                    : options.max_model_len;
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(

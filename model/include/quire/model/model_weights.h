@@ -32,6 +32,7 @@ struct Linear {
   ParameterVector bias;
 
   size_t out_features() const;
+  size_t in_features() const;
   Bytes weight_bytes() const;  // read by one token's pass
 };
 
@@ -46,6 +47,12 @@ struct DecoderLayer {
   Linear gate, up, down;
 };
 
+// The embedding, a layer, or the output head with its norm.
+struct WeightPart {
+  std::string name;
+  Bytes size;  // allocated for it
+};
+
 // Immutable after Load. The device memory is freed with it: REQUIRES that no
 // stream uses it any more.
 class ModelWeights {
@@ -55,6 +62,12 @@ class ModelWeights {
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(
       Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
       const StreamingOptions& options, ThreadPool* pool);
+  // Allocates what Load would, in the same order, and loads nothing: to learn
+  // what a model takes, on a device without memory. What it points to must not
+  // be read. `runtime` must outlive it.
+  static absl::StatusOr<std::unique_ptr<ModelWeights>> Reserve(
+      Runtime* runtime, const Checkpoint& checkpoint,
+      const ModelConfig& config);
   ~ModelWeights();
 
   // Whether the checkpoint has every tensor that Load wants, of the right type
@@ -70,14 +83,20 @@ class ModelWeights {
     return inverse_frequencies_;
   }
 
+  // Of Reserve, in the order of the model.
+  const std::vector<WeightPart>& parts() const { return parts_; }
   const LoadReport& load_report() const { return load_report_; }
   // Oddities that change nothing: mislabelled zero points, unused tensors.
   const std::vector<std::string>& warnings() const { return warnings_; }
   // Bytes of weights that one decoded token reads: every linear once.
   Bytes BytesPerToken() const;
+  // Of matrices, however they are stored; a tied head counts once.
+  uint64_t Parameters() const;
 
  private:
   friend class WeightBuilder;
+  // Of every layer, and the head.
+  std::vector<const Linear*> Linears() const;
   explicit ModelWeights(Runtime* runtime) : runtime_(runtime) {}
 
   Runtime* const runtime_;
@@ -87,6 +106,7 @@ class ModelWeights {
   ParameterVector output_norm_;
   Linear output_;
   std::vector<float> inverse_frequencies_;
+  std::vector<WeightPart> parts_;
   LoadReport load_report_;
   std::vector<std::string> warnings_;
 };

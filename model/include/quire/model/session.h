@@ -60,6 +60,14 @@ struct SessionOptions {
   std::function<void(const std::vector<LeakReport>&)> on_leaks;
 };
 
+// How a model's keys and values lie, and the longest sequence, as the options
+// say. Errors name the option.
+KvShape MakeKvShape(const ModelConfig& config, const SessionOptions& options);
+absl::StatusOr<KvLayout> MakeKvLayout(const ModelConfig& config,
+                                      const SessionOptions& options);
+absl::StatusOr<uint64_t> LongestSequence(const ModelConfig& config,
+                                         const SessionOptions& options);
+
 // Not thread-safe.
 class Session {
  public:

@@ -1,0 +1,143 @@
+// quire plan: what would fit, before a weight is read.
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "model/cli/options.h"
+#include "model/cli/output.h"
+#include "model/cli/verbs.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/loader/checkpoint.h"
+#include "quire/model/plan.h"
+
+namespace quire {
+namespace {
+
+using nlohmann::json;
+
+struct PlanOptions {
+  std::string model;
+  SessionOptions session;
+  uint64_t mean_tokens = 0;
+  bool json = false;
+};
+
+json ToJson(const ModelPlan& plan, const SessionOptions& options) {
+  json parts = json::array();
+  for (const WeightPart& part : plan.parts) {
+    parts.push_back(
+        {{"module", part.name}, {"device", 0}, {"bytes", part.size.value()}});
+  }
+  json batches = json::array();
+  for (const PlannedBatch& batch : plan.batches) {
+    batches.push_back(
+        {{"tokens", batch.tokens}, {"sequences", batch.sequences}});
+  }
+  json layouts = json::array();
+  for (const KvLayoutChoice::Candidate& layout : plan.layouts.candidates) {
+    layouts.push_back({{"layers_per_row", layout.layers_per_row},
+                       {"groups", layout.groups},
+                       {"row_bytes", layout.row.value()},
+                       {"tail_waste", layout.tail_waste}});
+  }
+  return {{"fits", plan.fits},
+          {"device_memory", plan.device_memory.value()},
+          {"usable", plan.usable.value()},
+          {"page_size", plan.page_size.value()},
+          {"weights", plan.weights.value()},
+          {"workspace", plan.workspace.value()},
+          {"fixed", plan.fixed.value()},
+          {"parameters", plan.parameters},
+          {"rule_of_thumb", plan.rule_of_thumb.value()},
+          {"kv",
+           {{"dtype", KvDTypeName(options.kv_dtype)},
+            {"bytes_per_token", plan.kv_token.value()},
+            {"layers_per_row", plan.layers_per_row},
+            {"bytes", plan.kv.value()},
+            {"layouts", std::move(layouts)},
+            {"auto_layers_per_row", plan.layouts.options.layers_per_row},
+            {"auto_reason", plan.layouts.reason}}},
+          {"tokens", plan.kv_tokens},
+          {"max_model_len", plan.max_model_len},
+          {"longest_sequence", plan.longest_sequence},
+          {"batches", std::move(batches)},
+          {"placement", std::move(parts)},
+          {"advice", plan.advice},
+          {"warnings", plan.warnings}};
+}
+
+std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
+  std::string text;
+  const auto line = [&text](const char* title, const std::string& value) {
+    absl::StrAppendFormat(&text, "%-18s %s\n", title, value);
+  };
+  line("device",
+       absl::StrFormat("%s, %s of it usable in pages of %s",
+                       FormatBytes(plan.device_memory),
+                       FormatBytes(plan.usable), FormatBytes(plan.page_size)));
+  line("weights",
+       absl::StrFormat("%s, %.3g parameters in matrices (rule of thumb: %s)",
+                       FormatBytes(plan.weights),
+                       static_cast<double>(plan.parameters),
+                       FormatBytes(plan.rule_of_thumb)));
+  line("workspace", FormatBytes(plan.workspace));
+  line("both, in pages", FormatBytes(plan.fixed));
+  line("keys and values",
+       absl::StrFormat("%s left for %u tokens of %s (%s, %u layers to a row)",
+                       FormatBytes(plan.kv), plan.kv_tokens,
+                       FormatBytes(plan.kv_token),
+                       KvDTypeName(options.kv_dtype), plan.layers_per_row));
+  line("longest sequence",
+       absl::StrFormat("%u of %u tokens", plan.longest_sequence,
+                       plan.max_model_len));
+  text += "\n  tokens each   sequences at once\n";
+  for (const PlannedBatch& batch : plan.batches) {
+    absl::StrAppendFormat(&text, "%13u   %17u\n", batch.tokens,
+                          batch.sequences);
+  }
+  absl::StrAppend(&text, "\n", FormatLayoutChoice(plan.layouts),
+                  plan.layouts.reason, "\n");
+  text += plan.fits ? "\nIt fits.\n" : "\nIt does not fit.\n";
+  for (const std::string& advice : plan.advice) {
+    absl::StrAppendFormat(&text, "- %s\n", advice);
+  }
+  return text;
+}
+
+absl::Status Plan(const PlanOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
+                         Checkpoint::Open(options.model));
+  QUIRE_ASSIGN_OR_RETURN(const ModelConfig config,
+                         ParseModelConfig(*checkpoint));
+  QUIRE_ASSIGN_OR_RETURN(
+      const ModelPlan plan,
+      PlanModel(*checkpoint, config, options.session, options.mean_tokens));
+  if (options.json) return PrintJson(ToJson(plan, options.session));
+  for (const std::string& warning : plan.warnings) PrintWarning(warning);
+  return PrintText(ToText(plan, options.session));
+}
+
+}  // namespace
+
+void AddPlanVerb(CLI::App* app, Action* chosen) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* verb = app->add_subcommand(
+      "plan", "What would fit on a device: weights, workspace, sequences");
+  verb->add_option("MODEL", options->model,
+                   "Folder, .safetensors or .gguf file")
+      ->required();
+  AddSessionOptions(verb, &options->session);
+  verb->add_option("--mean-tokens", options->mean_tokens,
+                   "Of a sequence, to choose a KV layout by; 0: half of the "
+                   "longest")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  verb->add_flag("--json", options->json, "Machine-readable");
+  verb->callback([=] { *chosen = [=] { return Plan(*options); }; });
+}
+
+}  // namespace quire

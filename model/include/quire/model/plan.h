@@ -1,0 +1,74 @@
+// What a model takes on a device, and what is left for sequences, before a
+// weight is read.
+//
+// Not an estimate: the plan makes every allocation that a session would make,
+// in the same order, with the same allocator, on a software device without
+// memory, and looks what is mapped. So it agrees with a session by
+// construction, tails of pages included.
+
+#ifndef QUIRE_MODEL_PLAN_H_
+#define QUIRE_MODEL_PLAN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "quire/alloc/units.h"
+#include "quire/loader/checkpoint.h"
+#include "quire/model/model_config.h"
+#include "quire/model/model_weights.h"
+#include "quire/model/session.h"
+#include "quire/paging/kv_layout_choice.h"
+
+namespace quire {
+
+// How many sequences of one length fit at once.
+struct PlannedBatch {
+  uint64_t tokens;
+  uint64_t sequences;
+};
+
+struct ModelPlan {
+  Bytes device_memory;
+  Bytes usable;  // in whole pages: what Quire may take of it
+  Bytes page_size;
+
+  std::vector<WeightPart> parts;
+  Bytes weights;  // the sum of the parts
+  Bytes workspace;
+  // Pages under both.
+  Bytes fixed;
+  uint64_t parameters = 0;
+  // Parameters * bytes of each * 1.2, as people reckon.
+  Bytes rule_of_thumb;
+
+  uint32_t layers_per_row = 0;  // of the KV layout
+  Bytes kv_token;               // of all layers
+  KvLayoutChoice layouts;       // that there are, and their waste
+  uint64_t max_model_len = 0;
+  Bytes kv;                       // what is left for keys and values
+  uint64_t kv_tokens = 0;         // of kv / kv_token
+  uint64_t longest_sequence = 0;  // alone; at most max_model_len
+  // At powers of two up to max_model_len, and there.
+  std::vector<PlannedBatch> batches;
+
+  // Whether the model runs: its weights, its workspace, and one sequence of
+  // max_model_len.
+  bool fits = false;
+  // What to change, where it does not; one sentence each.
+  std::vector<std::string> advice;
+  std::vector<std::string> warnings;
+};
+
+// `mean_tokens` of a sequence in the workload, to choose a layout by; 0: half
+// of the longest. Errors are those of the checkpoint, of the configuration and
+// of the options; that a model is too large is none.
+absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
+                                    const ModelConfig& config,
+                                    const SessionOptions& options,
+                                    uint64_t mean_tokens = 0);
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_PLAN_H_

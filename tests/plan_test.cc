@@ -1,0 +1,110 @@
+// What a plan says, and what a session then takes.
+
+#include "quire/model/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "quire/loader/checkpoint.h"
+#include "quire/model/model_config.h"
+#include "quire/model/session.h"
+#include "tests/golden_cases.h"
+
+namespace quire {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// Small pages, so that the small models take many.
+SessionOptions Options(Bytes device_memory) {
+  SessionOptions options;
+  options.device.device_memory = device_memory;
+  options.device.page_size = KiB(64);
+  options.decoder = {.max_batch_tokens = 16, .max_logit_rows = 4};
+  options.threads = 1;
+  return options;
+}
+
+ModelPlan Plan(const fs::path& folder, const SessionOptions& options) {
+  const auto checkpoint = Checkpoint::Open(folder);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto config = ParseModelConfig(**checkpoint);
+  EXPECT_TRUE(config.ok()) << config.status();
+  const auto plan = PlanModel(**checkpoint, *config, options);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.value_or(ModelPlan());
+}
+
+class PlanTest : public testing::TestWithParam<fs::path> {};
+
+TEST_P(PlanTest, ASessionTakesWhatWasPlanned) {
+  const SessionOptions options = Options(MiB(64));
+  const ModelPlan plan = Plan(GetParam(), options);
+  const auto session = Session::Open(GetParam(), options);
+  ASSERT_TRUE(session.ok()) << session.status();
+  const AllocatorStatistics taken =
+      (*session)->runtime().allocator()->GetStatistics();
+  EXPECT_EQ(plan.fixed, Bytes(taken.mapped_bytes));
+  EXPECT_EQ(SaturatingAdd(plan.weights, plan.workspace),
+            Bytes(taken.requested_bytes));
+  EXPECT_EQ(plan.usable, (*session)->runtime().memory()->GetStatistics().limit);
+  EXPECT_EQ(plan.longest_sequence, (*session)->cache().AdmissibleTokens());
+  EXPECT_EQ(plan.parts.size(), (*session)->config().layers + 2u);
+}
+
+// The longest sequence is one that a session takes, and no more than it can.
+TEST_P(PlanTest, OnADeviceThatIsShortTheLongestSequenceIsTaken) {
+  SessionOptions options = Options(MiB(64));
+  const ModelPlan roomy = Plan(GetParam(), options);
+  options.device.memory_utilization = 1;
+  options.device.device_memory = SaturatingAdd(roomy.fixed, KiB(3 * 64));
+  const ModelPlan plan = Plan(GetParam(), options);
+  EXPECT_EQ(plan.kv, KiB(3 * 64));
+  const auto session = Session::Open(GetParam(), options);
+  ASSERT_TRUE(session.ok()) << session.status();
+  SequenceCache& cache = (*session)->cache();
+  EXPECT_EQ(plan.longest_sequence, cache.AdmissibleTokens());
+  ASSERT_TRUE(cache.Admit(plan.longest_sequence).ok());
+  EXPECT_EQ(plan.fits, plan.longest_sequence == plan.max_model_len);
+}
+
+std::string NameOf(const testing::TestParamInfo<fs::path>& info) {
+  std::string name = info.param.filename();
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, PlanTest,
+                         testing::ValuesIn(FindGoldenCases(
+                             fs::path(QUIRE_SOURCE_DIR) / "tests/golden",
+                             {"plain-f32", "gptq-w4-act-order",
+                              "plain-bf16-tied", "gptq-w3-asym"})),
+                         NameOf);
+
+TEST(PlanAdviceTest, SaysWhatIsMissing) {
+  const auto cases = FindGoldenCases(
+      fs::path(QUIRE_SOURCE_DIR) / "tests/golden", {"plain-f32"});
+  ASSERT_EQ(cases.size(), 1u);
+  const SessionOptions options = Options(KiB(256));
+  const ModelPlan plan = Plan(cases.front(), options);
+  EXPECT_FALSE(plan.fits);
+  EXPECT_EQ(plan.longest_sequence, 0u);
+  EXPECT_THAT(plan.advice, Contains(HasSubstr("are missing")));
+  EXPECT_THAT(plan.advice, Contains(HasSubstr("quire quantize --bits 4")));
+  for (const PlannedBatch& batch : plan.batches) {
+    EXPECT_EQ(batch.sequences, 0u) << batch.tokens;
+  }
+  EXPECT_THAT(Plan(cases.front(), Options(MiB(64))).advice, IsEmpty());
+}
+
+}  // namespace
+}  // namespace quire
