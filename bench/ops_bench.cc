@@ -14,11 +14,14 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "quire/model/ops.h"
@@ -261,6 +264,102 @@ void AttentionShapes(benchmark::internal::Benchmark* b) {
 
 BENCHMARK_CAPTURE(Attend, F16, KvDType::kF16)->Apply(AttentionShapes);
 BENCHMARK_CAPTURE(Attend, F32, KvDType::kF32)->Apply(AttentionShapes);
+
+// One decode step of 36 layers, a layer an iteration, over all that the
+// sequences have cached: 16 heads on 8 kv heads of 128, float16. Of a token, g
+// layers lie side by side. With blocks of tokens, those of a sequence lie
+// anywhere in a pool, the same for every group of layers.
+class CachedLayers {
+ public:
+  static constexpr size_t kLayers = 36;
+  static constexpr size_t kHeads = 16, kKvHeads = 8, kHeadDim = 128;
+  static constexpr size_t kSide = kKvHeads * kHeadDim * 2;
+
+  // block_rows 0: contiguous.
+  CachedLayers(size_t sequences, size_t rows, size_t layers_per_row,
+               size_t block_rows)
+      : sequences_(sequences),
+        rows_(rows),
+        layers_per_row_(layers_per_row),
+        block_rows_(block_rows),
+        query_(RandomInput(sequences * kHeads * kHeadDim)),
+        output_(query_.size()) {
+    if (block_rows == 0) return;
+    table_.resize(sequences * rows / block_rows);
+    std::iota(table_.begin(), table_.end(), 0);
+    std::shuffle(table_.begin(), table_.end(), std::mt19937(1));
+  }
+
+  size_t bytes_per_layer() const { return sequences_ * rows_ * 2 * kSide; }
+
+  std::vector<AttentionQuery> Queries(size_t layer) {
+    const size_t row = layers_per_row_ * 2 * kSide;
+    const auto* const group =
+        reinterpret_cast<const uint8_t*>(Words().data()) +
+        layer / layers_per_row_ * sequences_ * rows_ * row +
+        layer % layers_per_row_ * 2 * kSide;
+    std::vector<AttentionQuery> queries(sequences_);
+    for (size_t s = 0; s < sequences_; ++s) {
+      AttentionQuery& query = queries[s];
+      query.query = query_.data() + s * kHeads * kHeadDim;
+      query.keys = group;
+      query.row_stride = row;
+      query.length = rows_;
+      query.output = output_.data() + s * kHeads * kHeadDim;
+      if (block_rows_ == 0) {
+        query.keys = group + s * rows_ * row;
+      } else {
+        query.blocks = table_.data() + s * rows_ / block_rows_;
+        query.block_shift =
+            static_cast<uint32_t>(std::countr_zero(block_rows_));
+        query.block_stride = block_rows_ * row;
+      }
+      query.values = static_cast<const uint8_t*>(query.keys) + kSide;
+    }
+    return queries;
+  }
+
+ private:
+  const size_t sequences_, rows_, layers_per_row_, block_rows_;
+  const std::vector<float> query_;
+  std::vector<float> output_;
+  std::vector<uint32_t> table_;
+};
+
+void AttendLayers(benchmark::State& state) {
+  CachedLayers cache(
+      static_cast<size_t>(state.range(0)), static_cast<size_t>(state.range(1)),
+      static_cast<size_t>(state.range(2)), static_cast<size_t>(state.range(3)));
+  ThreadPool pool(static_cast<int>(state.range(4)));
+  std::vector<std::vector<AttentionQuery>> layers;
+  for (size_t layer = 0; layer < CachedLayers::kLayers; ++layer)
+    layers.push_back(cache.Queries(layer));
+  size_t layer = 0;
+  for (auto _ : state) {
+    Attention(layers[layer], KvDType::kF16, CachedLayers::kHeads,
+              CachedLayers::kKvHeads, CachedLayers::kHeadDim, 0.088f, &pool);
+    layer = (layer + 1) % layers.size();
+  }
+  SetByteRate(state, static_cast<double>(cache.bytes_per_layer()));
+}
+
+void Layouts(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"sequences", "rows", "g", "block", "threads"})->UseRealTime();
+  for (const auto& [sequences, rows] :
+       {std::pair<int64_t, int64_t>{1, 4096}, {16, 256}}) {
+    for (const auto& [layers_per_row, block_rows] :
+         {std::pair<int64_t, int64_t>{1, 0},
+          {4, 0},
+          {36, 0},
+          {1, 16},
+          {1, 32},
+          {36, 16}}) {
+      for (const int64_t threads : {1, 2})
+        b->Args({sequences, rows, layers_per_row, block_rows, threads});
+    }
+  }
+}
+BENCHMARK(AttendLayers)->Apply(Layouts);
 
 void Normalise(benchmark::State& state) {
   const auto features = static_cast<size_t>(state.range(0));

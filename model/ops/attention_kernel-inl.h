@@ -61,10 +61,13 @@ void ScoreRows(const AttentionShape& shape, const float* queries,
   const size_t lanes = hn::Lanes(d);
   const size_t whole = shape.head_dim / lanes * lanes;
   const size_t rest = shape.head_dim - whole;
+  const uint8_t* row = tile.keys + run.offset;
+  const uint8_t* ahead = tile.keys + run.ahead;
   for (size_t r = 0; r < run.rows; ++r) {
-    const uint8_t* const rows = tile.keys + r * tile.row_stride;
-    PrefetchRow(rows + run.ahead, shape.head_dim * sizeof(T));
-    const T* const key = reinterpret_cast<const T*>(rows + run.offset);
+    PrefetchRow(ahead, shape.head_dim * sizeof(T));
+    const T* const key = reinterpret_cast<const T*>(row);
+    row += tile.row_stride;
+    ahead += tile.row_stride;
     VF sums[kH];
     for (VF& sum : sums) sum = hn::Zero(d);
     const auto add = [&](VF k, size_t i) HWY_ATTR {
@@ -119,11 +122,14 @@ void AddValues(const AttentionShape& shape, const Tile& tile, const RowRun& run,
     for (int v = 0; v < kV; ++v)
       sums[h][v] =
           hn::LoadU(d, weighted + h * shape.padded_dim + first + v * lanes);
+  const uint8_t* const values = tile.values + first * sizeof(T);
+  const uint8_t* row = values + run.offset;
+  const uint8_t* ahead = values + run.ahead;
   for (size_t r = 0; r < run.rows; ++r) {
-    const uint8_t* const rows =
-        tile.values + r * tile.row_stride + first * sizeof(T);
-    PrefetchRow(rows + run.ahead, kV * lanes * sizeof(T));
-    const T* const value = reinterpret_cast<const T*>(rows + run.offset);
+    PrefetchRow(ahead, kV * lanes * sizeof(T));
+    const T* const value = reinterpret_cast<const T*>(row);
+    row += tile.row_stride;
+    ahead += tile.row_stride;
     for (int v = 0; v < kV; ++v) {
       const T* const from = value + v * lanes;
       const VF x = v + 1 < kV || last == lanes ? LoadF32(d, from)
