@@ -10,15 +10,6 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
-namespace {
-
-absl::Status NoSuchSequence(SequenceId id, const char* purpose) {
-  return absl::NotFoundError(
-      absl::StrCat("KV cache: no sequence ", id.value(), " to ", purpose));
-}
-
-}  // namespace
-
 KvCache::Impl::~Impl() {
   ahead_thread_.reset();
   MutexLock lock(&state_mutex_);
@@ -42,19 +33,30 @@ std::optional<size_t> KvCache::Impl::FindSlot(SequenceId id) const {
   return slot;
 }
 
+absl::Status KvCache::Impl::NoSuchSequence(SequenceId id, const char* purpose) {
+  return absl::NotFoundError(
+      absl::StrCat("KV cache: no sequence ", id.value(), " to ", purpose));
+}
+
 SequenceId KvCache::Impl::IdOf(size_t slot) const {
   return SequenceId(uint64_t{sequences_[slot].generation} << 32 | (slot + 1));
 }
 
-absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens) {
+absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens,
+                                                const KvTokenLimit& limit) {
   if (tokens > geometry_.max_tokens())
     return absl::InvalidArgumentError(absl::StrCat(
         "KV cache: a sequence of ", tokens, " tokens exceeds the maximum of ",
         geometry_.max_tokens()));
+  QUIRE_RETURN_IF_ERROR(CheckLimit(limit));
   waiting_.fetch_add(1, std::memory_order_relaxed);
   MutexLock operation(&operation_mutex_);
   waiting_.fetch_sub(1, std::memory_order_relaxed);
   QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeRegion(tokens));
+  {
+    MutexLock lock(&state_mutex_);
+    taken.region->SetLimit(limit);
+  }
   Demand demand{taken.region, tokens};
   const auto mapped = Back(std::span(&demand, 1), options_.headroom);
   MutexLock lock(&state_mutex_);
@@ -63,6 +65,7 @@ absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens) {
     return mapped.status();
   }
   sequences_[taken.slot].length = tokens;
+  sequences_[taken.slot].batch = batch_;
   tokens_ += tokens;
   if (taken.stamp != 0) ++adoptions_;
   return IdOf(taken.slot);
@@ -107,10 +110,8 @@ void KvCache::Impl::CloseSlot(size_t slot, std::optional<uint64_t> stamp) {
   ++sequence.generation;
   free_slots_.push_back(slot);
   std::unique_ptr<KvRegion> region = std::move(sequence.region);
-  Modify(region.get(), [](KvRegion* r) {
-    r->set_used_tokens(0);
-    r->set_parked(true);
-  });
+  Forget(region.get());
+  Modify(region.get(), [](KvRegion* r) { r->set_parked(true); });
   if (region->damaged() || stamp == uint64_t{0}) {
     Dispose(std::move(region));
   } else if (stamp) {
@@ -164,6 +165,7 @@ absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
                        " to ", step.length, " tokens exceeds the maximum of ",
                        geometry_.max_tokens()));
     Sequence& sequence = sequences_[*slot];
+    QUIRE_RETURN_IF_ERROR(DropBehindWindows(&sequence, step.length));
     if (sequence.step == attempted_steps_)
       return absl::InvalidArgumentError(absl::StrCat("KV cache: sequence ",
                                                      step.sequence.value(),
@@ -184,6 +186,7 @@ void KvCache::Impl::FinishStep(std::span<const SequenceStep> steps,
           std::min(step.length - sequence.length, kMostTokensOfADecodeStep);
     tokens_ = tokens_ - sequence.length + step.length;
     sequence.length = step.length;
+    sequence.batch = batch_;
     sequence.region->UseQuietly(step.length);
   }
   ++steps_;
@@ -204,9 +207,10 @@ absl::Status KvCache::Impl::Shrink(SequenceId id, uint64_t length,
     return absl::InvalidArgumentError(
         absl::StrCat("KV cache: sequence ", id.value(), " has ",
                      sequence.length, " tokens and cannot shrink to ", length));
+  KvRegion* const region = sequence.region.get();
+  QUIRE_RETURN_IF_ERROR(CheckGoingBack(sequence, length));
   tokens_ -= sequence.length - length;
   sequence.length = length;
-  KvRegion* const region = sequence.region.get();
   region->set_fence(fence);
   Modify(region, [&](KvRegion* r) { r->set_used_tokens(length); });
   return GiveBack(region, region->spare()).status();
@@ -220,7 +224,7 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
   KvRegion* const region = sequences_[*slot].region.get();
   region->set_fence(fence);
   if (options_.eager_reclaim) {
-    Modify(region, [](KvRegion* r) { r->set_used_tokens(0); });
+    Forget(region);
     // A refusal is the region's damage: it is not parked.
     GiveBack(region, region->spare()).IgnoreError();
   }
@@ -230,12 +234,17 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
 
 // ---- Reading ----------------------------------------------------------------
 
+absl::Status KvCache::Impl::CheckLayer(uint32_t layer) const {
+  const uint32_t layers = geometry_.layout().layers();
+  if (layer < layers) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("KV cache: no layer ", layer, " of ", layers));
+}
+
 absl::StatusOr<KvLayerView> KvCache::Impl::View(SequenceId id,
                                                 uint32_t layer) const {
   const KvLayout& layout = geometry_.layout();
-  if (layer >= layout.layers())
-    return absl::InvalidArgumentError(
-        absl::StrCat("KV cache: no layer ", layer, " of ", layout.layers()));
+  QUIRE_RETURN_IF_ERROR(CheckLayer(layer));
   const KvLayout::LayerPlace& place = layout.PlaceOf(layer);
   MutexLock lock(&state_mutex_);
   const auto slot = FindSlot(id);
@@ -315,7 +324,10 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
       static_cast<uint32_t>(sequences_.size() - free_slots_.size());
   statistics.parked_regions = static_cast<uint32_t>(parked_.size());
   statistics.tokens = tokens_;
-  statistics.used = Bytes(tokens_ * geometry_.layout().TokenBytes().value());
+  for (const Sequence& sequence : sequences_) {
+    if (sequence.region)
+      statistics.used = SaturatingAdd(statistics.used, KeptBytes(sequence));
+  }
   statistics.committed = bytes(totals_.admitted);
   statistics.parked = bytes(totals_.parked);
   statistics.reclaimable = bytes(totals_.spare);
@@ -339,10 +351,15 @@ absl::Status KvCache::Impl::CheckRegion(const KvRegion& region,
     const PageCount live = memory_->CommittedPages(
         region.range(), geometry_.FirstPage(group),
         geometry_.PagesOf(group, geometry_.max_tokens()));
-    if (live != region.committed(group))
+    if (live != region.live(group))
       return absl::InternalError(
           absl::StrCat("group ", group, " has ", live.value(),
-                       " live pages, kept ", region.committed(group).value()));
+                       " live pages, kept ", region.live(group).value()));
+    const PageRun gap = region.Gap(group);
+    if (!memory_->CommittedPages(region.range(), SlotInRange(gap), gap.count)
+             .zero())
+      return absl::InternalError(
+          absl::StrCat("group ", group, " has pages in its gap"));
   }
   counted->Add(region);
   return absl::OkStatus();
@@ -398,6 +415,7 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(
   if (options.page_ahead.thread && options.page_ahead.max_steps == 0)
     return absl::InvalidArgumentError(
         "KV cache: a thread that maps pages 0 steps ahead");
+  QUIRE_RETURN_IF_ERROR(Impl::CheckLimit(options.limit));
   QUIRE_ASSIGN_OR_RETURN(
       const RegionGeometry geometry,
       RegionGeometry::Create(layout, options.max_sequence_length,
@@ -436,10 +454,12 @@ uint64_t KvCache::max_sequence_length() const {
 // Hooks of the memory run when the locks of the cache are released, so that
 // they may call it. A step that is short of pages asks them for more; an
 // admission is refused instead, since its caller can wait.
-absl::StatusOr<SequenceId> KvCache::Admit(uint64_t tokens) {
+absl::StatusOr<SequenceId> KvCache::Admit(uint64_t tokens,
+                                          std::optional<KvTokenLimit> limit) {
   QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   const HookDeferral deferral(memory_);
-  absl::StatusOr<SequenceId> sequence = impl_->Admit(tokens);
+  absl::StatusOr<SequenceId> sequence =
+      impl_->Admit(tokens, limit.value_or(impl_->options().limit));
   impl_->CheckAfterMutation();
   return sequence;
 }
@@ -483,6 +503,14 @@ CacheUse KvCache::Use() const {
 absl::StatusOr<Bytes> KvCache::FreedByRelease(SequenceId sequence) const {
   QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
   return impl_->FreedByRelease(sequence);
+}
+void KvCache::EndBatch(const Fence& fence) {
+  if (!memory_->in_forked_child()) impl_->EndBatch(fence);
+}
+absl::StatusOr<KvKeptTokens> KvCache::Kept(SequenceId sequence,
+                                           uint32_t layer) const {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
+  return impl_->Kept(sequence, layer);
 }
 absl::StatusOr<PageCount> KvCache::PrepareAhead(std::optional<uint32_t> steps) {
   QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());

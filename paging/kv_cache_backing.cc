@@ -106,7 +106,7 @@ absl::Status KvCache::Impl::CommitRuns(std::span<const PlannedRun> runs,
 absl::Status KvCache::Impl::Decommit(KvRegion* region, const PageRun& run) {
   const absl::Status status = memory_->Decommit(
       region->range(), SlotInRange(run), run.count, region->fence());
-  Modify(region, [&](KvRegion* r) { r->set_committed(run.group, run.first); });
+  Modify(region, [&](KvRegion* r) { r->Remove(run); });
   if (!status.ok()) region->set_damaged();
   return status;
 }

@@ -1,6 +1,6 @@
 // The state of a KvCache. Internal: kv_cache.cc holds the sequences,
-// kv_cache_backing.cc the pages under them, and kv_cache_ahead.cc maps pages
-// that will be needed.
+// kv_cache_backing.cc the pages under them, kv_cache_ahead.cc maps pages that
+// will be needed, and kv_cache_window.cc drops tokens that no kernel sees.
 //
 // Locking. Two locks, so that the memory can call back while it serves us:
 //
@@ -55,7 +55,7 @@ class KvCache::Impl {
 
   const RegionGeometry& geometry() const { return geometry_; }
 
-  absl::StatusOr<SequenceId> Admit(uint64_t tokens)
+  absl::StatusOr<SequenceId> Admit(uint64_t tokens, const KvTokenLimit& limit)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   absl::Status Step(std::span<const SequenceStep> steps)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
@@ -68,6 +68,12 @@ class KvCache::Impl {
       ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const
       ABSL_LOCKS_EXCLUDED(state_mutex_);
+  void EndBatch(const Fence& fence) ABSL_LOCKS_EXCLUDED(state_mutex_);
+  absl::StatusOr<KvKeptTokens> Kept(SequenceId sequence, uint32_t layer) const
+      ABSL_LOCKS_EXCLUDED(state_mutex_);
+  const KvCacheOptions& options() const { return options_; }
+  static absl::Status CheckLimit(const KvTokenLimit& limit);
+
   // Starts the thread that maps ahead. Once.
   absl::Status StartAhead();
   absl::StatusOr<PageCount> PrepareAhead(std::optional<uint32_t> steps)
@@ -104,6 +110,7 @@ class KvCache::Impl {
     uint32_t generation = 0;           // of the id; counts the releases
     uint64_t length = 0;
     uint64_t step = 0;    // the last Step that named it
+    uint64_t batch = 0;   // in which its last kernels may be
     uint64_t growth = 1;  // tokens of its last step that made it longer
   };
   // A slot with the region of a sequence that begins.
@@ -162,6 +169,8 @@ class KvCache::Impl {
   }
   std::optional<size_t> FindSlot(SequenceId id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  static absl::Status NoSuchSequence(SequenceId id, const char* purpose);
+  absl::Status CheckLayer(uint32_t layer) const;
   SequenceId IdOf(size_t slot) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
 
@@ -185,6 +194,19 @@ class KvCache::Impl {
   void FinishStep(std::span<const SequenceStep> steps, PageCount needed_before,
                   bool waited)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+
+  // ---- Windows (kv_cache_window.cc) ----
+  // Before a step of the sequence to `length`.
+  absl::Status DropBehindWindows(Sequence* sequence, uint64_t length)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  absl::Status CheckGoingBack(const Sequence& sequence, uint64_t length) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // No token of the region is in use any more. What is behind a gap is given
+  // back under its fence.
+  void Forget(KvRegion* region)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  Bytes KeptBytes(const Sequence& sequence) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
 
   // ---- Page-ahead (kv_cache_ahead.cc) ----
   // More than a decode step with speculation: a chunk of a prompt, which says
@@ -242,6 +264,9 @@ class KvCache::Impl {
   Totals totals_ ABSL_GUARDED_BY(state_mutex_);
   uint64_t tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t adoptions_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  // Batches that were ended, and what the last one waits for.
+  uint64_t batch_ ABSL_GUARDED_BY(state_mutex_) = 1;
+  Fence batch_fence_ ABSL_GUARDED_BY(state_mutex_);
   uint64_t attempted_steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_without_mapping_ ABSL_GUARDED_BY(state_mutex_) = 0;

@@ -149,6 +149,16 @@ KvKeptTokens KeptTokens(const KvLayerKind& kind, uint64_t length) {
   return {std::min(kind.sinks, first), first};
 }
 
+KvLayerKind WithLimit(KvLayerKind kind, const KvTokenLimit& limit) {
+  const bool keeps_more =
+      kind.window == 0 ||
+      SaturatingAdd(kind.window, kind.sinks) > limit.max_tokens;
+  if (limit.max_tokens == 0 || !keeps_more) return kind;
+  kind.window = limit.max_tokens - limit.sinks;
+  kind.sinks = limit.sinks;
+  return kind;
+}
+
 absl::StatusOr<KvLayout> KvLayout::Create(const KvModelShape& shape,
                                           const KvLayoutOptions& options) {
   const size_t layers = shape.layers.size();

@@ -44,6 +44,11 @@ PageCount RegionGeometry::PagesOf(uint32_t group, uint64_t tokens) const {
   return PagesFor(Bytes(layout_.RowBytes(group).value() * tokens), page_size_);
 }
 
+PageCount RegionGeometry::FilledBy(uint32_t group, uint64_t tokens) const {
+  return PageCount(layout_.RowBytes(group).value() * tokens /
+                   page_size_.value());
+}
+
 PageCount RegionGeometry::PagesOf(uint64_t tokens) const {
   PageCount sum;
   for (uint32_t group = 0; group < layout_.groups(); ++group)
@@ -58,20 +63,38 @@ uint64_t RegionGeometry::TokensWithin(uint32_t group, PageCount pages) const {
 // ---- KvRegion ---------------------------------------------------------------
 
 KvRegion::KvRegion(const RegionGeometry* geometry, AddressRange* range)
-    : geometry_(geometry),
-      range_(range),
-      committed_(geometry->layout().groups()),
-      needed_(geometry->layout().groups()) {}
+    : geometry_(geometry), range_(range), parts_(geometry->layout().groups()) {
+  SetLimit(KvTokenLimit());
+}
 
 void KvRegion::set_committed(uint32_t group, PageCount count) {
-  const PageCount old = committed_[group];
-  const PageCount needed = needed_[group];
-  committed_[group] = count;
-  total_committed_ =
-      PageCount(total_committed_.value() - old.value() + count.value());
-  spare_ =
-      PageCount(spare_.value() - Beyond(old, needed) + Beyond(count, needed));
+  Part& part = parts_[group];
+  const uint64_t old = part.committed.value();
+  part.committed = count;
+  total_committed_ = PageCount(total_committed_.value() - old + count.value());
+  spare_ = PageCount(spare_.value() - Beyond(PageCount(old), part.needed) +
+                     Beyond(count, part.needed));
   mapped_tokens_ = CountMappedTokens();
+}
+
+PageRun KvRegion::Gap(uint32_t group) const {
+  const Part& part = parts_[group];
+  return {group, part.sinks, PageCount(part.gone.value() - part.sinks.value())};
+}
+
+PageCount KvRegion::live(uint32_t group) const {
+  return PageCount(parts_[group].committed.value() - Gap(group).count.value());
+}
+
+void KvRegion::Remove(const PageRun& run) {
+  Part& part = parts_[run.group];
+  if (Plus(run.first, run.count) >= part.committed) {
+    set_committed(run.group, run.first);
+    return;
+  }
+  part.gone = Plus(run.first, run.count);
+  total_committed_ = PageCount(total_committed_.value() - run.count.value());
+  CountSpare();
 }
 
 void KvRegion::set_used_tokens(uint64_t tokens) {
@@ -82,38 +105,124 @@ void KvRegion::set_used_tokens(uint64_t tokens) {
 
 PageCount KvRegion::MappingWork(uint64_t tokens) const {
   uint64_t work = 0;
-  for (uint32_t group = 0; group < committed_.size(); ++group)
-    work += Beyond(geometry_->PagesOf(group, tokens), committed_[group]);
+  for (uint32_t group = 0; group < parts_.size(); ++group)
+    work += Beyond(geometry_->PagesOf(group, tokens), parts_[group].committed);
   return PageCount(work);
 }
 
 void KvRegion::AppendMissing(std::vector<PageRun>* runs) const {
-  for (uint32_t group = 0; group < committed_.size(); ++group) {
-    const uint64_t missing = Beyond(needed_[group], committed_[group]);
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    const Part& part = parts_[group];
+    const uint64_t missing = Beyond(part.needed, part.committed);
     if (missing > 0)
-      runs->push_back({group, committed_[group], PageCount(missing)});
+      runs->push_back({group, part.committed, PageCount(missing)});
   }
 }
 
+// ---- Windows ----
+
+void KvRegion::SetLimit(const KvTokenLimit& limit) {
+  const std::span<const KvLayerKind> kinds = geometry_->layout().kinds();
+  kinds_.assign(kinds.begin(), kinds.end());
+  for (KvLayerKind& kind : kinds_) kind = WithLimit(kind, limit);
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    Part& part = parts_[group];
+    part.sinks = BehindWindow(group, 0);
+    part.gone = part.sinks;
+    part.behind = part.sinks;
+  }
+  CountSpare();
+  CountDropAt();
+}
+
+// Where the slots end that keep nothing for a sequence of `length` tokens.
+PageCount KvRegion::BehindWindow(uint32_t group, uint64_t length) const {
+  const KvLayerKind& kind = KindOf(group);
+  if (kind.window == 0) return PageCount(0);
+  const uint64_t most = geometry_->max_tokens();
+  const uint64_t first = std::min(KeptTokens(kind, length).first, most);
+  return std::max(geometry_->FilledBy(group, first),
+                  geometry_->PagesOf(group, std::min(kind.sinks, most)));
+}
+
+void KvRegion::DropBehind(uint64_t length) {
+  if (length < drop_at_) return;
+  for (uint32_t group = 0; group < parts_.size(); ++group)
+    parts_[group].behind =
+        std::max(parts_[group].behind, BehindWindow(group, length));
+  CountSpare();
+  CountDropAt();
+}
+
+bool KvRegion::CanGoBackTo(uint64_t length) const {
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    // The next kernel sees the window of the token that comes next.
+    if (parts_[group].behind > BehindWindow(group, SaturatingAdd(length, 1)))
+      return false;
+  }
+  return true;
+}
+
+std::vector<PageRun> KvRegion::BehindGaps() const {
+  std::vector<PageRun> runs;
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    const Part& part = parts_[group];
+    if (!Gap(group).count.zero())
+      runs.push_back(
+          {group, part.gone, PageCount(Beyond(part.committed, part.gone))});
+  }
+  return runs;
+}
+
+void KvRegion::Forget() {
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    Part& part = parts_[group];
+    const PageRun gap = Gap(group);
+    if (!gap.count.zero()) {
+      part.gone = gap.first;
+      total_committed_ =
+          PageCount(total_committed_.value() + gap.count.value());
+      set_committed(group, gap.first);
+    }
+    part.behind = part.sinks;
+  }
+  used_tokens_ = 0;
+  CountNeeded();
+  CountDropAt();
+}
+
+// ---- Spare pages ----
+
 std::vector<PageRun> KvRegion::SpareRuns(PageCount wanted) const {
-  const auto count = static_cast<uint32_t>(committed_.size());
+  std::vector<PageRun> runs;
+  uint64_t left = std::min(wanted, spare_).value();
+  for (uint32_t group = 0; group < parts_.size() && left > 0; ++group) {
+    const Part& part = parts_[group];
+    const uint64_t taken = std::min(left, Beyond(part.behind, part.gone));
+    if (taken > 0) runs.push_back({group, part.gone, PageCount(taken)});
+    left -= taken;
+  }
+  if (left > 0) AppendTails(PageCount(left), &runs);
+  return runs;
+}
+
+// REQUIRES: 0 < wanted <= the tails in all.
+void KvRegion::AppendTails(PageCount wanted, std::vector<PageRun>* runs) const {
+  const uint64_t target = wanted.value();
   // What a cut of every part down to `level` pages would give back.
-  const auto cut = [&](uint32_t group, uint64_t level) {
-    return Beyond(committed_[group],
-                  std::max(needed_[group], PageCount(level)));
+  const auto cut = [&](const Part& part, uint64_t level) {
+    return Beyond(part.committed, std::max(part.needed, PageCount(level)));
   };
   const auto cut_all = [&](uint64_t level) {
     uint64_t sum = 0;
-    for (uint32_t group = 0; group < count; ++group) sum += cut(group, level);
+    for (const Part& part : parts_) sum += cut(part, level);
     return sum;
   };
-  const uint64_t target = std::min(wanted, spare_).value();
-  if (target == 0) return {};
-
   // The highest level that gives enough: cut_all falls as the level rises.
   uint64_t enough = 0;
-  uint64_t too_high =
-      std::max_element(committed_.begin(), committed_.end())->value();
+  uint64_t too_high = 0;
+  for (const Part& part : parts_)
+    too_high = std::max(too_high, part.committed.value());
   while (too_high - enough > 1) {
     const uint64_t middle = enough + (too_high - enough) / 2;
     (cut_all(middle) >= target ? enough : too_high) = middle;
@@ -121,18 +230,17 @@ std::vector<PageRun> KvRegion::SpareRuns(PageCount wanted) const {
   // One level higher gives too little, so a page each of some parts makes the
   // difference: the first parts that the last level cuts keep theirs.
   uint64_t surplus = cut_all(enough) - target;
-  std::vector<PageRun> runs;
-  for (uint32_t group = 0; group < count; ++group) {
-    uint64_t taken = cut(group, enough);
-    if (surplus > 0 && taken > cut(group, enough + 1)) {
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    const Part& part = parts_[group];
+    uint64_t taken = cut(part, enough);
+    if (surplus > 0 && taken > cut(part, enough + 1)) {
       --taken;
       --surplus;
     }
     if (taken > 0)
-      runs.push_back({group, PageCount(committed_[group].value() - taken),
-                      PageCount(taken)});
+      runs->push_back(
+          {group, PageCount(part.committed.value() - taken), PageCount(taken)});
   }
-  return runs;
 }
 
 bool KvRegion::FenceIsComplete() {
@@ -145,51 +253,88 @@ bool KvRegion::FenceIsComplete() {
 absl::Status KvRegion::CheckInvariants() const {
   uint64_t committed = 0;
   uint64_t spare = 0;
-  for (uint32_t group = 0; group < committed_.size(); ++group) {
+  uint64_t behind = 0;
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    const Part& part = parts_[group];
     const PageCount capacity =
         geometry_->PagesOf(group, geometry_->max_tokens());
-    if (committed_[group] > capacity)
+    if (part.committed > capacity)
       return absl::InternalError(absl::StrCat("group ", group, " has ",
-                                              committed_[group].value(),
+                                              part.committed.value(),
                                               " pages of ", capacity.value()));
-    committed += committed_[group].value();
+    const bool gap = part.gone > part.sinks;
+    if (part.sinks > part.gone || part.gone > part.behind ||
+        (gap && (part.gone > part.committed || parked_)))
+      return absl::InternalError(
+          absl::StrCat("group ", group, " with ", part.committed.value(),
+                       " pages lacks those from ", part.sinks.value(), " to ",
+                       part.gone.value(), " of ", part.behind.value()));
+    committed += live(group).value();
     const PageCount needed = geometry_->PagesOf(group, used_tokens_);
-    spare += Beyond(committed_[group], needed);
-    if (needed != needed_[group] || quiet_tokens_ < used_tokens_ ||
+    spare += Beyond(part.committed, needed);
+    behind += Beyond(part.behind, part.gone);
+    if (needed != part.needed || quiet_tokens_ < used_tokens_ ||
         geometry_->PagesOf(group, quiet_tokens_) != needed)
       return absl::InternalError(
           absl::StrCat("group ", group, " needs ", needed.value(),
                        " pages for ", used_tokens_, " tokens, kept ",
-                       needed_[group].value(), " for up to ", quiet_tokens_));
+                       part.needed.value(), " for up to ", quiet_tokens_));
   }
+  spare += behind;
   if (mapped_tokens_ != CountMappedTokens())
     return absl::InternalError(absl::StrCat("pages for ", CountMappedTokens(),
                                             " tokens, kept ", mapped_tokens_));
-  if (committed != total_committed_.value() || spare != spare_.value())
+  if (committed != total_committed_.value() || spare != spare_.value() ||
+      behind != behind_.value())
     return absl::InternalError(absl::StrCat(
-        "counted ", committed, " committed and ", spare, " spare pages, kept ",
-        total_committed_.value(), " and ", spare_.value()));
+        "counted ", committed, " committed, ", spare, " spare pages and ",
+        behind, " behind windows, kept ", total_committed_.value(), ", ",
+        spare_.value(), " and ", behind_.value()));
   return absl::OkStatus();
 }
 
 uint64_t KvRegion::CountMappedTokens() const {
   uint64_t tokens = UINT64_MAX;
-  for (uint32_t group = 0; group < committed_.size(); ++group)
-    tokens =
-        std::min(tokens, geometry_->TokensWithin(group, committed_[group]));
+  for (uint32_t group = 0; group < parts_.size(); ++group)
+    tokens = std::min(tokens,
+                      geometry_->TokensWithin(group, parts_[group].committed));
   return tokens;
 }
 
 void KvRegion::CountNeeded() {
-  uint64_t spare = 0;
   quiet_tokens_ = UINT64_MAX;
-  for (uint32_t group = 0; group < committed_.size(); ++group) {
-    needed_[group] = geometry_->PagesOf(group, used_tokens_);
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    Part& part = parts_[group];
+    part.needed = geometry_->PagesOf(group, used_tokens_);
     quiet_tokens_ =
-        std::min(quiet_tokens_, geometry_->TokensWithin(group, needed_[group]));
-    spare += Beyond(committed_[group], needed_[group]);
+        std::min(quiet_tokens_, geometry_->TokensWithin(group, part.needed));
   }
-  spare_ = PageCount(spare);
+  CountSpare();
+}
+
+void KvRegion::CountSpare() {
+  uint64_t spare = 0;
+  uint64_t behind = 0;
+  for (const Part& part : parts_) {
+    spare += Beyond(part.committed, part.needed);
+    behind += Beyond(part.behind, part.gone);
+  }
+  behind_ = PageCount(behind);
+  spare_ = PageCount(spare + behind);
+}
+
+// The window leaves a page when it begins behind its last row.
+void KvRegion::CountDropAt() {
+  drop_at_ = UINT64_MAX;
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    const uint64_t window = KindOf(group).window;
+    if (window == 0) continue;
+    const uint64_t row = geometry_->layout().RowBytes(group).value();
+    const uint64_t end =
+        (parts_[group].behind.value() + 1) * geometry_->page_size().value();
+    drop_at_ =
+        std::min(drop_at_, SaturatingAdd(end / row + (end % row != 0), window));
+  }
 }
 
 }  // namespace quire

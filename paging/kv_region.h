@@ -13,16 +13,25 @@
 //   | group 0: capacity pages | group 1: capacity pages | ... | last group |
 //   | committed ... unbacked  | committed ... unbacked  |
 //
-// Backing is a prefix of each part. Pages behind those that the tokens in use
-// need are *spare*: no kernel queued since touches them, so they may be given
-// back at any time, under the region's fence. In a parked region no token is in
-// use and every page is spare.
+// Backing is a prefix of each part, but for what has left the window of its
+// layers:
+//
+//   | sinks | gone | behind the window | window | further pages | unbacked |
+//           `------ not needed -------'         `- not needed -'
+//   `needed'                           `needed -'
+//
+// What is gone has no page any more: slots from the sinks on, in this order, so
+// that there is one gap. Committed pages that the tokens in use do not need are
+// *spare*: no kernel queued since touches them, so they may be given back at
+// any time, under the region's fence. In a parked region no token is in use,
+// there is no gap and every page is spare.
 
 #ifndef QUIRE_PAGING_KV_REGION_H_
 #define QUIRE_PAGING_KV_REGION_H_
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -62,6 +71,8 @@ class RegionGeometry {
   // REQUIRES: tokens <= max_tokens().
   PageCount PagesOf(uint32_t group, uint64_t tokens) const;
   PageCount PagesOf(uint64_t tokens) const;
+  // The pages that `tokens` tokens fill.
+  PageCount FilledBy(uint32_t group, uint64_t tokens) const;
   // The most tokens that `pages` pages of a group hold.
   uint64_t TokensWithin(uint32_t group, PageCount pages) const;
 
@@ -96,11 +107,18 @@ class KvRegion {
 
   AddressRange* range() const { return range_; }
 
-  // Live pages: a prefix of each part.
-  PageCount committed(uint32_t group) const { return committed_[group]; }
-  PageCount committed() const { return total_committed_; }
-  // O(groups).
+  // Where the pages of a part end: all slots before it are live, but the gap.
+  PageCount committed(uint32_t group) const { return parts_[group].committed; }
+  // REQUIRES: not within what is behind the window. O(groups).
   void set_committed(uint32_t group, PageCount count);
+  // The slots that are gone; none where the count is 0.
+  PageRun Gap(uint32_t group) const;
+  // Live pages, of one part and of all.
+  PageCount live(uint32_t group) const;
+  PageCount committed() const { return total_committed_; }
+  // The run, which is one of SpareRuns, of BehindGaps, or the end of a part,
+  // has no pages any more.
+  void Remove(const PageRun& run);
 
   // Whether no sequence has it.
   bool parked() const { return parked_; }
@@ -131,12 +149,35 @@ class KvRegion {
   // Committed pages that used_tokens does not need. O(1).
   PageCount spare() const { return spare_; }
 
+  // ---- Windows ----
+  // For the sequence that begins. REQUIRES: no token was dropped.
+  void SetLimit(const KvTokenLimit& limit);
+  // What a kernel that is queued from now on sees is in the last tokens of
+  // `length` or more: what is behind their windows becomes spare. O(groups).
+  void DropBehind(uint64_t length);
+  // The least length for which DropBehind would find a page.
+  uint64_t drop_at() const { return drop_at_; }
+  // Whether nothing was dropped that a sequence which goes back to `length` may
+  // see. O(groups).
+  bool CanGoBackTo(uint64_t length) const;
+  // What a layer of a kind keeps under the limit.
+  const KvLayerKind& kept_kind(uint32_t kind) const { return kinds_[kind]; }
+  // Of spare(), what is behind the windows.
+  PageCount behind() const { return behind_; }
+  // Behind the gaps: the rest of those parts, to be given back before the
+  // region is parked.
+  std::vector<PageRun> BehindGaps() const;
+  // The next sequence begins: no token is in use, and none was dropped.
+  // REQUIRES: BehindGaps() are gone.
+  void Forget();
+
   // Pages that would have to be mapped for `tokens` tokens. O(groups).
   PageCount MappingWork(uint64_t tokens) const;
   // The runs that used_tokens needs and that are not committed.
   void AppendMissing(std::vector<PageRun>* runs) const;
-  // Spare pages to give back, min(wanted, spare()) in all: from the longest
-  // parts first, since the next sequence, if shorter, needs their tails least.
+  // Spare pages to give back, min(wanted, spare()) in all: those behind the
+  // windows first, which the sequence never needs again, then from the longest
+  // parts, since the next sequence, if shorter, needs their tails least.
   std::vector<PageRun> SpareRuns(PageCount wanted) const;
 
   // True where no kernel uses the spare pages, or those that cool, any more. An
@@ -150,20 +191,38 @@ class KvRegion {
   absl::Status CheckInvariants() const;
 
  private:
+  struct Part {
+    PageCount committed;
+    PageCount needed;  // where the pages end that used_tokens needs
+    // Slots [sinks, behind) keep nothing; of them [sinks, gone) have no page.
+    PageCount sinks;
+    PageCount gone;
+    PageCount behind;
+  };
+
+  const KvLayerKind& KindOf(uint32_t group) const {
+    return kinds_[geometry_->layout().GroupKind(group)];
+  }
+  PageCount BehindWindow(uint32_t group, uint64_t length) const;
   void CountNeeded();
+  void CountSpare();
+  void CountDropAt();
+  void AppendTails(PageCount wanted, std::vector<PageRun>* runs) const;
   uint64_t CountMappedTokens() const;
 
   const RegionGeometry* geometry_;
   AddressRange* range_;
-  std::vector<PageCount> committed_;  // by group
-  std::vector<PageCount> needed_;     // by group, for used_tokens_
+  std::vector<Part> parts_;         // by group
+  std::vector<KvLayerKind> kinds_;  // of the layout, under the limit
   PageCount total_committed_;
   PageCount spare_;
+  PageCount behind_;
   bool parked_ = true;
   bool damaged_ = false;
   uint64_t used_tokens_ = 0;
   uint64_t quiet_tokens_ = 0;
   uint64_t mapped_tokens_ = 0;
+  uint64_t drop_at_ = UINT64_MAX;
   Fence fence_;
 };
 

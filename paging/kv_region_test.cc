@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "paging/parked_regions.h"
@@ -125,6 +126,104 @@ TEST(KvRegionTest, SpareRunsAreLevelAndExact) {
     std::sort(expected.begin(), expected.end());
     ASSERT_EQ(actual, expected);
     ASSERT_TRUE(region.CheckInvariants().ok()) << region.CheckInvariants();
+  }
+}
+
+// ---- Windows ----
+
+// Four layers by 2, a window in every second one: rows of 256 bytes.
+RegionGeometry WindowGeometry(uint64_t window, uint64_t sinks) {
+  const KvLayerKind full = {2, 16, 16, KvDType::kF16};
+  KvLayerKind windowed = full;
+  windowed.window = window;
+  windowed.sinks = sinks;
+  KvModelShape shape;
+  shape.layers = {windowed, full, windowed, full};
+  return *RegionGeometry::Create(*KvLayout::Create(shape, 2), kMaxTokens,
+                                 Bytes(1024));
+}
+
+// Against the set of slots that have a page, and of those that hold a token
+// that is kept, while the windows move and pages are taken and brought back.
+TEST(KvRegionTest, WhatIsBehindAWindowIsSpareAndGoesFirst) {
+  std::mt19937 random(11);
+  const auto below = [&](uint64_t n) { return random() % n; };
+  for (int round = 0; round < 300; ++round) {
+    const uint64_t window = 1 + below(40);
+    const uint64_t sinks = below(20);
+    const RegionGeometry geometry = WindowGeometry(window, sinks);
+    KvRegion region(&geometry, nullptr);
+    region.set_parked(false);
+    std::set<uint64_t> pages;  // of the group with the window
+    uint64_t base = 0;
+    const auto kept = [&](uint64_t slot, uint64_t used) {
+      for (uint64_t token = slot * 4; token < slot * 4 + 4; ++token) {
+        if (token < used && (token < sinks || token + window >= base))
+          return true;
+      }
+      return false;
+    };
+    for (uint64_t used = 1; used <= kMaxTokens; used += 1 + below(9)) {
+      if (below(2) == 0) {
+        base = region.used_tokens() + 1;
+        region.DropBehind(base);
+      }
+      region.set_used_tokens(used);
+      std::vector<PageRun> missing;
+      region.AppendMissing(&missing);
+      for (const PageRun& run : missing) {
+        const uint64_t end = run.first.value() + run.count.value() + below(3);
+        const uint64_t most = std::min<uint64_t>(end, kMaxTokens / 4);
+        for (uint64_t slot = run.first.value(); slot < most; ++slot)
+          ASSERT_TRUE(run.group != 0 || pages.insert(slot).second);
+        region.set_committed(run.group, PageCount(most));
+      }
+      uint64_t behind = 0;
+      uint64_t tail = 0;
+      for (const uint64_t slot : pages) {
+        if (kept(slot, used)) continue;
+        ++(slot * 4 < used ? behind : tail);
+      }
+      for (uint64_t slot = 0; slot * 4 < used; ++slot) {
+        ASSERT_TRUE(!kept(slot, used) || pages.contains(slot));
+      }
+      ASSERT_EQ(region.behind(), PageCount(behind));
+      ASSERT_EQ(region.live(0), PageCount(pages.size()));
+      const uint64_t other_tail =
+          region.committed(1).value() - geometry.PagesOf(1, used).value();
+      ASSERT_EQ(region.spare(), PageCount(behind + tail + other_tail));
+      for (uint64_t length = 0; length <= used; ++length) {
+        // Whether a page that was dropped would hold a token in the window.
+        bool gone = false;
+        for (uint64_t token =
+                 std::max(sinks, length + 1 - std::min(window, length + 1));
+             token < base; ++token)
+          gone = gone || !kept(token / 4, kMaxTokens);
+        ASSERT_EQ(region.CanGoBackTo(length), !gone) << length;
+      }
+      const uint64_t wanted = below(behind + 3);
+      uint64_t taken = 0;
+      for (const PageRun& run : region.SpareRuns(PageCount(wanted))) {
+        for (uint64_t slot = run.first.value();
+             slot < run.first.value() + run.count.value(); ++slot) {
+          ++taken;
+          if (run.group != 0) continue;
+          ASSERT_EQ(pages.erase(slot), 1u);
+          ASSERT_FALSE(kept(slot, used));
+          // The window first, from its far end.
+          ASSERT_TRUE(taken > behind || slot * 4 < used);
+        }
+        region.Remove(run);
+      }
+      ASSERT_EQ(taken, std::min(wanted, behind + tail + other_tail));
+      ASSERT_TRUE(region.CheckInvariants().ok()) << region.CheckInvariants();
+    }
+    for (const PageRun& run : region.BehindGaps()) region.Remove(run);
+    region.Forget();
+    region.set_parked(true);
+    ASSERT_TRUE(region.CheckInvariants().ok()) << region.CheckInvariants();
+    ASSERT_EQ(region.spare(), region.committed());
+    ASSERT_EQ(region.live(0), region.committed(0));
   }
 }
 

@@ -13,6 +13,11 @@
 // Step finds them. They are spare until a length needs them, like all pages
 // that no length needs: pressure elsewhere may take them.
 //
+// Where layers have windows, or a sequence a limit, pages whose tokens no later
+// kernel sees are given back, addresses staying as they are: when EndBatch has
+// told what the kernels queued so far wait for, and the next Step of the
+// sequence begins.
+//
 // Unbacked addresses fault; they are never aliased to a page of zeros, which
 // would turn a missing Step into silent corruption.
 //
@@ -66,9 +71,12 @@ struct KvCacheOptions {
   // need, per group: fewer, longer runs. Only where they are free at once.
   PageCount map_ahead = PageCount(0);
   PageAheadOptions page_ahead;
-  // Pages of a sequence that ends are given back at once, under its fence, and
-  // its region is parked as addresses; else the region is parked still mapped,
-  // and its pages are given back when somebody needs them.
+  // Of sequences that are admitted without one of their own: max_cache_len.
+  KvTokenLimit limit;
+  // Pages of a sequence that ends, and those behind its windows, are given back
+  // at once, under their fence, and its region is parked as addresses; else the
+  // region is parked still mapped, and pages are given back when somebody needs
+  // them.
   bool eager_reclaim = false;
 };
 
@@ -76,7 +84,7 @@ struct KvCacheStatistics {
   uint32_t sequences = 0;  // admitted
   uint32_t parked_regions = 0;
   uint64_t tokens = 0;  // lengths at the last Step, summed
-  Bytes used;           // tokens * TokenBytes
+  Bytes used;           // what the layers keep of these tokens
   Bytes committed;      // pages under admitted sequences
   Bytes parked;         // pages under parked regions
   // Pages that pressure elsewhere may take: all that are parked, and those of
@@ -107,9 +115,18 @@ class KvCache : public SequenceCache, private PageReclaimer {
   // ---- SequenceCache, of pages ----
   const KvLayout& layout() const override;
   uint64_t max_sequence_length() const override;
-  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
-  // O(steps) where no sequence crosses into a new page.
+  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override {
+    return Admit(tokens, std::nullopt);
+  }
+  // With a limit of its own. Another error: kInvalidArgument for a limit of no
+  // more than its sinks.
+  absl::StatusOr<SequenceId> Admit(uint64_t tokens,
+                                   std::optional<KvTokenLimit> limit);
+  // A step to fewer tokens is refused as Shrink is. O(steps) where no sequence
+  // crosses into a new page.
   absl::Status Step(std::span<const SequenceStep> steps) override;
+  // Another error: kFailedPrecondition where a window of the length has tokens
+  // that were dropped.
   absl::Status Shrink(SequenceId sequence, uint64_t length,
                       const Fence& fence) override;
   // The region is parked, and adopted by no other sequence before `fence`
@@ -125,6 +142,10 @@ class KvCache : public SequenceCache, private PageReclaimer {
   absl::StatusOr<KvLayerView> View(SequenceId sequence,
                                    uint32_t layer) const override;
   absl::Status CheckInvariants() const override;
+
+  void EndBatch(const Fence& fence) override;  // O(1)
+  // Which tokens of the sequence the layer keeps: the others may be gone.
+  absl::StatusOr<KvKeptTokens> Kept(SequenceId sequence, uint32_t layer) const;
 
   // Maps what the sequences that the last Step named will need in the next
   // `steps` steps, at most PageAheadOptions::max_steps of them; by default as

@@ -102,6 +102,17 @@ struct KvKeptTokens {
 // Of a sequence of `length` tokens.
 KvKeptTokens KeptTokens(const KvLayerKind& kind, uint64_t length);
 
+// A bound on the tokens that are kept of a sequence, whatever its layers would
+// see: the oldest go first, but for the first `sinks`.
+struct KvTokenLimit {
+  uint64_t max_tokens = 0;  // 0: none; otherwise more than `sinks`
+  uint64_t sinks = 0;
+
+  friend bool operator==(const KvTokenLimit&, const KvTokenLimit&) = default;
+};
+// What a layer keeps under the limit, which only counts where it keeps more.
+KvLayerKind WithLimit(KvLayerKind kind, const KvTokenLimit& limit);
+
 // Immutable.
 class KvLayout {
  public:

@@ -103,6 +103,11 @@ class SequenceCache {
   // it.
   virtual absl::Status Shrink(SequenceId sequence, uint64_t length,
                               const Fence& fence) = 0;
+  // `fence` covers every kernel queued so far that uses a sequence of the cache.
+  // A cache that gives back what no later kernel sees, behind windows or a
+  // limit, may do so from the next Step of each sequence on; without it, all
+  // tokens stay.
+  virtual void EndBatch(const Fence& /*fence*/) {}
   // The id is dead at once. Nothing of it serves another sequence before
   // `fence` completes.
   virtual absl::Status Release(SequenceId sequence, const Fence& fence) = 0;
