@@ -71,6 +71,58 @@ TEST(KvCacheTest, RowsMayBeLargerThanPages) {
   EXPECT_EQ(device.live_pages(), 60u);
 }
 
+// Latent vectors, scales, K and V of two sizes: every byte that belongs to a
+// token is written through the views, then all are read.
+TEST(KvCacheTest, RowsOfEveryKindReadBack) {
+  constexpr uint64_t kTokens = 60;
+  KvModelShape shape;
+  shape.layers = {LatentKvLayer(24, 8, KvDType::kBF16),
+                  {2, 7, 5, KvDType::kF8E4M3, KvScale::kF16},
+                  {3, 5, 5, KvDType::kInt8, KvScale::kF32},
+                  LatentKvLayer(24, 8, KvDType::kBF16),
+                  {1, 4, 8, KvDType::kF32}};
+  for (const bool apart : {false, true}) {
+    TestDevice device(64);
+    const KvLayout layout = *KvLayout::Create(shape, {2, apart});
+    const auto cache = MakeCache(&device, layout, CacheOptions(100));
+    const SequenceId sequence = Admit(cache.get(), kTokens);
+    // Calls `visit` with the bytes of each side, elements or scales.
+    const auto visit_all = [&](auto visit) {
+      for (uint32_t layer = 0; layer < layout.layers(); ++layer) {
+        const KvLayerKind& kind = layout.KindOf(layer);
+        const KvLayerView view = *cache->View(sequence, layer);
+        const uint64_t element = KvElementSize(kind.dtype).value();
+        const uint64_t scales = kind.kv_heads * KvScaleSize(kind.scale).value();
+        const auto at = [](DeviceAddress base, uint64_t token, Bytes stride) {
+          return DeviceAddress(base.value() + token * stride.value())
+              .host_pointer<uint8_t>();
+        };
+        for (uint64_t token = 0; token < kTokens; ++token) {
+          visit(view.KeyRow(token).host_pointer<uint8_t>(),
+                kind.kv_heads * kind.key_dim * element);
+          visit(at(view.key_scales, token, view.row_stride), scales);
+          if (kind.value_dim == 0) continue;
+          visit(view.ValueRow(token).host_pointer<uint8_t>(),
+                kind.kv_heads * kind.value_dim * element);
+          visit(at(view.value_scales, token, view.value_stride), scales);
+        }
+      }
+    };
+    uint8_t next = 1;
+    visit_all([&](uint8_t* bytes, uint64_t count) {
+      for (uint64_t i = 0; i < count; ++i)
+        bytes[i] = next = static_cast<uint8_t>(next + 31);
+    });
+    next = 1;
+    uint64_t wrong = 0;
+    visit_all([&](const uint8_t* bytes, uint64_t count) {
+      for (uint64_t i = 0; i < count; ++i)
+        wrong += bytes[i] != (next = static_cast<uint8_t>(next + 31));
+    });
+    EXPECT_EQ(wrong, 0u);
+  }
+}
+
 TEST(KvCacheDeathTest, AddressesWithoutPagesFault) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   TestDevice device(64);

@@ -161,17 +161,16 @@ absl::StatusOr<KvLayoutChoice> ChooseLayout(const KvModelShape& shape,
 
   const KvLayoutChoice::Candidate& chosen = Choose(choice.candidates);
   choice.options.layers_per_row = chosen.layers_per_row;
-  const std::string lengths =
-      absl::StrCat("sequences of ", workload.mean_tokens,
-                   " tokens in the mean and pages of ", FormatBytes(page_size));
+  const std::string why =
+      chosen.within_limit ? "the fewest whose tails are within the limit"
+                          : "no layout is within the limit, and its tails are "
+                            "the smallest";
   choice.reason = absl::StrFormat(
-      chosen.within_limit
-          ? "%d layers per row: the fewest whose tail waste, %.2f %%, is "
-            "within %.2f %% for %s"
-          : "%d layers per row: no layout is within the limit, and its tail "
-            "waste, %.2f %%, is the least (limit %.2f %%) for %s",
-      chosen.layers_per_row, 100 * chosen.tail_waste,
-      100 * workload.waste_limit, lengths);
+      "%d layers per row: %s: %.2f %% wasted, at most %.2f %%, for sequences "
+      "of "
+      "%d tokens in the mean and pages of %s",
+      chosen.layers_per_row, why, 100 * chosen.tail_waste,
+      100 * workload.waste_limit, workload.mean_tokens, FormatBytes(page_size));
   return choice;
 }
 
