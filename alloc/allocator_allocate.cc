@@ -235,6 +235,11 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
                 Recycle(plan.new_pages(), heap, OwnerHeap::Keep::kNothing);
             // What was recycled may leave room for its ends.
             plan = heap->PlanLarge(bytes, request.alignment);
+            // So may what is parked, though there are pages enough.
+            if (plan.tail_is_new) {
+              heap->ReleaseSeams();
+              plan = heap->PlanLarge(bytes, request.alignment);
+            }
             *needs = {.pages = PageCount(plan.new_pages()),
                       .addresses = PageCount(plan.slots()),
                       .alignment = request.alignment};

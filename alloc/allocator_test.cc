@@ -292,8 +292,16 @@ TEST_F(AllocatorTest, TrimGivesWholePagesBackDownToWhatIsToBeKept) {
   EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(16));
 }
 
-// Few blocks of many classes: each class finds its slab where it left it, rather
-// than take the pages of the one before.
+// Pages are there, but the end of what is parked would be in the way.
+TEST_F(AllocatorTest, WhatIsParkedLeavesItsEndsToNewRanges) {
+  Free(Allocate(2 * kPageBytes + kPageBytes / 2));
+  ASSERT_EQ(memory_->Prepare(PageCount(4)), absl::OkStatus());
+  Allocate(kPageBytes + kPageBytes / 4);
+  EXPECT_EQ(Statistics().mapped_bytes, 2 * kPageBytes);
+}
+
+// Few blocks of many classes: each class finds its slab where it left it,
+// rather than take the pages of the one before.
 TEST_F(AllocatorTest, ClassesThatTakeTurnsMakeNoDriverCall) {
   constexpr uint64_t kSizes = 12;
   const auto take_turns = [&] {

@@ -14,7 +14,7 @@ namespace {
 // that are kept for graphs serve nothing else, so there it may be as long
 // again: graphs of ever smaller shapes that share a pool then take at most
 // about twice what the largest takes.
-constexpr uint64_t kFitDivisor = 64;
+constexpr uint64_t kFitDivisor = 256;
 constexpr uint64_t kFitDivisorForGraphs = 1;
 
 // The first slab of a class: so many bytes, and so many slots, at least.
@@ -394,20 +394,21 @@ void OwnerHeap::FinishCooling(Block block) {
   Free(block);
 }
 
+void OwnerHeap::ReleaseSeams(const Fence& fence) {
+  if (kept_for_graphs_) return;
+  std::vector<Span*> with_seams;
+  std::copy_if(parked_.spans().begin(), parked_.spans().end(),
+               std::back_inserter(with_seams),
+               [](const Span* span) { return span->has_seams(); });
+  for (Span* const span : with_seams) Release(span, fence);
+}
+
 uint64_t OwnerHeap::ReleaseFree(uint64_t wanted, Keep keep,
                                 const Fence& fence) {
   if (kept_for_graphs_) return 0;
   const uint64_t before = MappedPages();
   const auto given = [&] { return before - MappedPages(); };
-  // Ranges that end within pages stand in the way of others that may: without
-  // them new ends fit better, and what they hold is little.
-  if (wanted > 0) {
-    std::vector<Span*> with_seams;
-    std::copy_if(parked_.spans().begin(), parked_.spans().end(),
-                 std::back_inserter(with_seams),
-                 [](const Span* span) { return span->has_seams(); });
-    for (Span* const span : with_seams) Release(span, fence);
-  }
+  if (wanted > 0) ReleaseSeams(fence);
   while (given() < wanted && !parked_.empty()) {
     Span* const span = parked_.FindVictim((wanted - given()) * page_bytes_);
     Release(span, fence);

@@ -178,6 +178,10 @@ class OwnerHeap {
   // pages given.
   uint64_t ReleaseFree(uint64_t wanted, Keep keep = Keep::kNothing,
                        const Fence& fence = Fence());
+  // Gives parked ranges to the pool that end within pages. They stand in the
+  // way of others that may: without them new ends fit better, and what they
+  // hold is little.
+  void ReleaseSeams(const Fence& fence = Fence());
   // Gives a span to the pool, whose cooling blocks are over once `fence` is
   // complete. REQUIRES: nothing of it is held, and it is in no list of the
   // caller.
