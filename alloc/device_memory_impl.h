@@ -25,12 +25,12 @@
 #include "alloc/hook_dispatcher.h"
 #include "alloc/managed_range.h"
 #include "alloc/page_archive.h"
-#include "alloc/prepare_thread.h"
 #include "alloc/pressure_gauge.h"
 #include "alloc/sleep_transition.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/mutex.h"
+#include "quire/alloc/prepare_thread.h"
 #include "quire/alloc/verdict.h"
 
 namespace quire {

@@ -1,4 +1,4 @@
-#include "alloc/prepare_thread.h"
+#include "quire/alloc/prepare_thread.h"
 
 #include <chrono>
 #include <system_error>

@@ -1,4 +1,4 @@
-#include "alloc/prepare_thread.h"
+#include "quire/alloc/prepare_thread.h"
 
 #include <gtest/gtest.h>
 
