@@ -32,10 +32,19 @@ bool BlockPool::HasCooled(Block* block) {
   return block->fences.empty();
 }
 
+// Blocks that were given up together have one fence, of which the driver is
+// asked once.
 void BlockPool::Harvest() {
+  std::optional<Fence> running;
   for (auto next = cooling_.begin(); next != cooling_.end();) {
     const BlockId id = *next++;
-    if (HasCooled(&blocks_[id])) Move(id, FreeList(id));
+    Block& block = blocks_[id];
+    if (block.fences.front() == running) continue;
+    if (HasCooled(&block)) {
+      Move(id, FreeList(id));
+    } else {
+      running = block.fences.front();
+    }
   }
 }
 
@@ -66,14 +75,17 @@ void BlockPool::Reference(BlockId id) {
   if (blocks_[id].references++ == 0) Move(id, &used_);
 }
 
+// Whether the fence is complete is asked in Harvest, once for all blocks. But a
+// block that always has some holder is never harvested, and must not collect
+// the fences of all who ever had it.
 void BlockPool::Unreference(BlockId id, const Fence& fence) {
   Block& block = blocks_[id];
-  const bool known =
-      std::ranges::find(block.fences, fence) != block.fences.end();
-  if (!known) block.fences.push_back(fence);
-  const bool cooled = HasCooled(&block);
+  if (!block.fences.empty()) HasCooled(&block);
+  if (fence != Fence() &&
+      std::ranges::find(block.fences, fence) == block.fences.end())
+    block.fences.push_back(fence);
   if (--block.references > 0) return;
-  Move(id, cooled ? FreeList(id) : &cooling_);
+  Move(id, block.fences.empty() ? FreeList(id) : &cooling_);
 }
 
 absl::Status BlockPool::CheckInvariants() const {

@@ -48,7 +48,7 @@ class BlockPool {
   BlockPrefixIndex& index() { return index_; }
   const BlockPrefixIndex& index() const { return index_; }
 
-  // Sees which blocks have cooled. O(cooling).
+  // Sees which blocks have cooled, which is not seen before. O(cooling).
   void Harvest();
   // A free block that nothing reads, with one reference. nullopt: what is free
   // cools, or nothing is free.
@@ -70,8 +70,8 @@ class BlockPool {
     uint32_t references = 0;
     List* list = nullptr;  // that it is on
     List::iterator place;
-    // Incomplete when last asked. More than one where holders gave it up at
-    // different times.
+    // Incomplete when last asked, or not asked yet. More than one where holders
+    // gave it up at different times.
     absl::InlinedVector<Fence, 1> fences;
   };
 

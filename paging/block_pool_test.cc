@@ -123,6 +123,7 @@ TEST_F(BlockPoolFenceTest, TheFencesOfAllHoldersCount) {
   pool_.Reference(a);
   pool_.Unreference(a, stream.Record());
   pool_.Unreference(a, Fence());
+  EXPECT_EQ(pool_.free(), 1u);
   pool_.Harvest();
   EXPECT_EQ(pool_.Take(), std::nullopt);
   stream.Unblock();

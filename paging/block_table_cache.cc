@@ -9,17 +9,26 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "paging/block_table_cache_impl.h"
+#include "paging/process_check.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
-namespace {
 
-absl::Status NoSuchSequence(SequenceId id, const char* purpose) {
-  return absl::NotFoundError(absl::StrCat("block-table KV cache: no sequence ",
-                                          id.value(), " to ", purpose));
+absl::StatusOr<const BlockTableCacheImpl::Sequence*> BlockTableCacheImpl::Find(
+    SequenceId id, const char* to) const {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end())
+    return absl::NotFoundError(absl::StrCat(
+        "block-table KV cache: no sequence ", id.value(), " to ", to));
+  return &found->second;
 }
 
-}  // namespace
+absl::StatusOr<BlockTableCacheImpl::Sequence*> BlockTableCacheImpl::Find(
+    SequenceId id, const char* to) {
+  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
+                         std::as_const(*this).Find(id, to));
+  return const_cast<Sequence*>(sequence);
+}
 
 // ---- Admission --------------------------------------------------------------
 
@@ -31,7 +40,7 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryTake(
         geometry_.block_tokens(), " tokens are needed beside a headroom of ",
         headroom, ", ", pool_.free(), " of ", pool_.size(),
         " are free: release or preempt a sequence, or try again later"));
-  pool_.Harvest();
+  if (count > 0) pool_.Harvest();
   while (taken->size() < count) {
     const std::optional<BlockId> block = pool_.Take();
     if (!block) {
@@ -105,6 +114,7 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryAdmit(
 
 absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitWaiting(
     uint64_t tokens, std::span<const int32_t> prompt) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   if (tokens > options_.max_sequence_length)
     return absl::InvalidArgumentError(absl::StrCat(
         "block-table KV cache: a sequence of ", tokens,
@@ -132,13 +142,13 @@ absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitPrompt(
 }
 
 absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   SequenceId id;
   {
     MutexLock lock(&mutex_);
-    const auto found = sequences_.find(parent);
-    if (found == sequences_.end()) return NoSuchSequence(parent, "fork");
+    QUIRE_ASSIGN_OR_RETURN(const Sequence* const found, Find(parent, "fork"));
     QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
-    const Sequence& from = found->second;
+    const Sequence& from = *found;
     Sequence sequence;
     sequence.length = from.length;
     sequence.table.reserve(geometry_.BlocksFor(options_.max_sequence_length));
@@ -159,11 +169,11 @@ absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
 // ours: later blocks are found behind it, and must not be lost with it.
 absl::Status BlockTableCacheImpl::Publish(SequenceId id,
                                           std::span<const int32_t> tokens) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   {
     MutexLock lock(&mutex_);
-    const auto found = sequences_.find(id);
-    if (found == sequences_.end()) return NoSuchSequence(id, "publish");
-    Sequence& sequence = found->second;
+    QUIRE_ASSIGN_OR_RETURN(Sequence* const found, Find(id, "publish"));
+    Sequence& sequence = *found;
     if (tokens.size() > sequence.length)
       return absl::InvalidArgumentError(absl::StrCat(
           "block-table KV cache: sequence ", id.value(), " has ",
@@ -203,14 +213,13 @@ BlockTableCacheImpl::Plan(std::span<const SequenceStep> steps) {
   absl::flat_hash_map<BlockId, uint32_t> given_up;
   ++attempted_steps_;
   for (const SequenceStep& step : steps) {
-    const auto found = sequences_.find(step.sequence);
-    if (found == sequences_.end()) return NoSuchSequence(step.sequence, "step");
+    QUIRE_ASSIGN_OR_RETURN(Sequence* const found, Find(step.sequence, "step"));
     if (step.length > options_.max_sequence_length)
       return absl::InvalidArgumentError(absl::StrCat(
           "block-table KV cache: a step of sequence ", step.sequence.value(),
           " to ", step.length, " tokens exceeds the maximum of ",
           options_.max_sequence_length));
-    Sequence& sequence = found->second;
+    Sequence& sequence = *found;
     if (std::exchange(sequence.step, attempted_steps_) == attempted_steps_)
       return absl::InvalidArgumentError(
           absl::StrCat("block-table KV cache: sequence ", step.sequence.value(),
@@ -302,6 +311,7 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryStep(
 }
 
 absl::Status BlockTableCacheImpl::Step(std::span<const SequenceStep> steps) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   for (;;) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<Fence> wait, TryStep(steps));
     if (!wait) break;
@@ -313,11 +323,11 @@ absl::Status BlockTableCacheImpl::Step(std::span<const SequenceStep> steps) {
 
 absl::Status BlockTableCacheImpl::Shrink(SequenceId id, uint64_t length,
                                          const Fence& fence) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   {
     MutexLock lock(&mutex_);
-    const auto found = sequences_.find(id);
-    if (found == sequences_.end()) return NoSuchSequence(id, "shrink");
-    Sequence& sequence = found->second;
+    QUIRE_ASSIGN_OR_RETURN(Sequence* const found, Find(id, "shrink"));
+    Sequence& sequence = *found;
     if (length > sequence.length)
       return absl::InvalidArgumentError(absl::StrCat(
           "block-table KV cache: sequence ", id.value(), " has ",
@@ -335,13 +345,12 @@ absl::Status BlockTableCacheImpl::Shrink(SequenceId id, uint64_t length,
 }
 
 absl::Status BlockTableCacheImpl::Release(SequenceId id, const Fence& fence) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   {
     MutexLock lock(&mutex_);
-    const auto found = sequences_.find(id);
-    if (found == sequences_.end()) return NoSuchSequence(id, "release");
-
-    GiveBack(found->second.table, fence);
-    sequences_.erase(found);
+    QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence, Find(id, "release"));
+    GiveBack(sequence->table, fence);
+    sequences_.erase(id);
   }
   CheckAfterMutation();
   return absl::OkStatus();
@@ -350,13 +359,14 @@ absl::Status BlockTableCacheImpl::Release(SequenceId id, const Fence& fence) {
 // ---- Reading ----------------------------------------------------------------
 
 absl::StatusOr<uint64_t> BlockTableCacheImpl::Length(SequenceId id) const {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   MutexLock lock(&mutex_);
-  const auto found = sequences_.find(id);
-  if (found == sequences_.end()) return NoSuchSequence(id, "measure");
-  return found->second.length;
+  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence, Find(id, "measure"));
+  return sequence->length;
 }
 
 uint64_t BlockTableCacheImpl::AdmissibleTokens() const {
+  if (memory_->in_forked_child()) return 0;
   MutexLock lock(&mutex_);
   if (!CheckFreeSlot().ok()) return 0;
   const uint64_t blocks =
@@ -367,6 +377,7 @@ uint64_t BlockTableCacheImpl::AdmissibleTokens() const {
 
 absl::StatusOr<KvLayerView> BlockTableCacheImpl::View(SequenceId id,
                                                       uint32_t layer) const {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   if (layer >= layout().layers())
     return absl::InvalidArgumentError(absl::StrCat(
         "block-table KV cache: no layer ", layer, " of ", layout().layers()));
@@ -386,13 +397,13 @@ absl::StatusOr<KvLayerView> BlockTableCacheImpl::View(SequenceId id,
   view.block_stride = geometry_.BlockStride(place.keys.group);
   view.value_block_stride = geometry_.BlockStride(place.values.group);
   MutexLock lock(&mutex_);
-  const auto found = sequences_.find(id);
-  if (found == sequences_.end()) return NoSuchSequence(id, "view");
-  view.block_table = found->second.table.data();
+  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence, Find(id, "view"));
+  view.block_table = sequence->table.data();
   return view;
 }
 
 CacheUse BlockTableCacheImpl::Use() const {
+  if (memory_->in_forked_child()) return {};
   MutexLock lock(&mutex_);
   CacheUse use;
   use.needed = BytesOf(pool_.size() - pool_.free());
@@ -402,16 +413,17 @@ CacheUse BlockTableCacheImpl::Use() const {
 }
 
 absl::StatusOr<Bytes> BlockTableCacheImpl::FreedByRelease(SequenceId id) const {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   MutexLock lock(&mutex_);
-  const auto found = sequences_.find(id);
-  if (found == sequences_.end()) return NoSuchSequence(id, "weigh");
+  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence, Find(id, "weigh"));
   uint64_t freed = 0;
-  for (const BlockId block : found->second.table)
+  for (const BlockId block : sequence->table)
     freed += pool_.references(block) == 1;
   return BytesOf(freed);
 }
 
 BlockTableCacheStatistics BlockTableCacheImpl::GetStatistics() const {
+  if (memory_->in_forked_child()) return {};
   MutexLock lock(&mutex_);
   return {.blocks = pool_.size(),
           .free_blocks = pool_.free(),
@@ -423,6 +435,7 @@ BlockTableCacheStatistics BlockTableCacheImpl::GetStatistics() const {
 }
 
 absl::Status BlockTableCacheImpl::CheckInvariants() const {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   MutexLock lock(&mutex_);
   std::vector<uint32_t> references(pool_.size());
   for (const auto& [id, sequence] : sequences_) {

@@ -394,7 +394,7 @@ class BlockTableCacheModelTest : public ::testing::TestWithParam<Setting> {
 };
 
 TEST_P(BlockTableCacheModelTest, BehavesLikeTheModel) {
-  Run(4000);
+  Run(2500);
   if (HasFatalFailure()) return;
   const BlockTableCacheStatistics statistics = cache_->GetStatistics();
   EXPECT_GT(hits_, 10u);

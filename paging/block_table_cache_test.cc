@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "alloc/testing/run_in_child.h"
 #include "paging/kv_cache_testing.h"
 
 namespace quire {
@@ -148,6 +149,52 @@ TEST_F(BlockTableCacheTest, BadOptionsAreErrorsAndLeaveNothing) {
   options_.blocks = 1000;
   EXPECT_EQ(code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(device_.memory()->GetStatistics().reserved, Bytes(0));
+}
+
+TEST_F(BlockTableCacheTest, APoolThatTheDriverRefusesLeavesNothing) {
+  uint64_t refused = 0;
+  while (true) {
+    device_.driver()->FailCall(++refused, absl::StatusCode::kInternal);
+    auto cache =
+        BlockTableCache::Create(device_.memory(), TestLayout(2), options_);
+    device_.driver()->ClearFaults();
+    if (cache.ok()) break;
+    EXPECT_EQ(device_.memory()->GetStatistics().reserved, Bytes(0));
+    EXPECT_EQ(device_.live_pages(), 0u);
+  }
+  EXPECT_GT(refused, 10u);
+}
+
+TEST_F(BlockTableCacheTest, AForkedChildCannotUseIt) {
+  Make();
+  const SequenceId a = *cache_->Admit(4);
+  EXPECT_EQ(
+      RunInChild([&] {
+        const SequenceStep step = {a, 5};
+        const absl::Status calls[] = {cache_->Admit(1).status(),
+                                      cache_->AdmitPrompt(Range(0, 3)).status(),
+                                      cache_->Step(std::span(&step, 1)),
+                                      cache_->Publish(a, Range(0, 3)),
+                                      cache_->Fork(a).status(),
+                                      cache_->Shrink(a, 0, Fence()),
+                                      cache_->Release(a, Fence()),
+                                      cache_->Length(a).status(),
+                                      cache_->View(a, 0).status(),
+                                      cache_->FreedByRelease(a).status(),
+                                      cache_->CheckInvariants()};
+        int call = 0;
+        for (const absl::Status& status : calls) {
+          ++call;
+          if (!absl::IsFailedPrecondition(status)) return call;
+        }
+        if (cache_->AdmissibleTokens() != 0 || !cache_->Use().held.zero() ||
+            cache_->GetStatistics().blocks != 0)
+          return ++call;
+        cache_.reset();
+        return 0;
+      }),
+      0);
+  ASSERT_TRUE(Step({{a, 5}}).ok());
 }
 
 TEST_F(BlockTableCacheTest, AdmissibleTokensIsWhatAdmitTakes) {

@@ -8,15 +8,13 @@
 #include <optional>
 
 #include "paging/kv_cache_impl.h"
+#include "paging/process_check.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
 
 absl::Status KvCache::Impl::CheckProcess() const {
-  if (!memory_->in_forked_child()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      "this process was forked from the one whose KV cache this is: only that "
-      "one can use it");
+  return quire::CheckProcess(*memory_);
 }
 
 uint64_t KvCache::Impl::Now() const {

@@ -10,8 +10,9 @@
 // copies of forks. What it costs instead: attention must go through the table,
 // and memory of the pool serves nobody else.
 //
-// Admit, Step, Shrink, Release, Publish and Fork take one lock, which is not
-// held while they wait for fences.
+// One lock, which is not held while Admit and Step wait for fences. In a forked
+// child, calls fail with kFailedPrecondition or return empty values, and
+// destroying the cache is harmless.
 
 #ifndef QUIRE_PAGING_BLOCK_TABLE_CACHE_H_
 #define QUIRE_PAGING_BLOCK_TABLE_CACHE_H_
