@@ -14,21 +14,20 @@
 
 namespace quire {
 
-absl::StatusOr<const BlockTableCacheImpl::Sequence*> BlockTableCacheImpl::Find(
-    SequenceId id, const char* to) const {
-  const auto found = sequences_.find(id);
-  if (found == sequences_.end())
+namespace {
+
+// kNotFound where there is no such sequence `to` do something with.
+template <typename Sequences>
+auto Find(Sequences& sequences, SequenceId id, const char* to)
+    -> absl::StatusOr<decltype(&sequences.begin()->second)> {
+  const auto found = sequences.find(id);
+  if (found == sequences.end())
     return absl::NotFoundError(absl::StrCat(
         "block-table KV cache: no sequence ", id.value(), " to ", to));
   return &found->second;
 }
 
-absl::StatusOr<BlockTableCacheImpl::Sequence*> BlockTableCacheImpl::Find(
-    SequenceId id, const char* to) {
-  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
-                         std::as_const(*this).Find(id, to));
-  return const_cast<Sequence*>(sequence);
-}
+}  // namespace
 
 // ---- Admission --------------------------------------------------------------
 
@@ -146,7 +145,8 @@ absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
   SequenceId id;
   {
     MutexLock lock(&mutex_);
-    QUIRE_ASSIGN_OR_RETURN(const Sequence* const found, Find(parent, "fork"));
+    QUIRE_ASSIGN_OR_RETURN(const Sequence* const found,
+                           Find(sequences_, parent, "fork"));
     QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
     const Sequence& from = *found;
     Sequence sequence;
@@ -172,7 +172,8 @@ absl::Status BlockTableCacheImpl::Publish(SequenceId id,
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   {
     MutexLock lock(&mutex_);
-    QUIRE_ASSIGN_OR_RETURN(Sequence* const found, Find(id, "publish"));
+    QUIRE_ASSIGN_OR_RETURN(Sequence* const found,
+                           Find(sequences_, id, "publish"));
     Sequence& sequence = *found;
     if (tokens.size() > sequence.length)
       return absl::InvalidArgumentError(absl::StrCat(
@@ -213,7 +214,8 @@ BlockTableCacheImpl::Plan(std::span<const SequenceStep> steps) {
   absl::flat_hash_map<BlockId, uint32_t> given_up;
   ++attempted_steps_;
   for (const SequenceStep& step : steps) {
-    QUIRE_ASSIGN_OR_RETURN(Sequence* const found, Find(step.sequence, "step"));
+    QUIRE_ASSIGN_OR_RETURN(Sequence* const found,
+                           Find(sequences_, step.sequence, "step"));
     if (step.length > options_.max_sequence_length)
       return absl::InvalidArgumentError(absl::StrCat(
           "block-table KV cache: a step of sequence ", step.sequence.value(),
@@ -326,7 +328,8 @@ absl::Status BlockTableCacheImpl::Shrink(SequenceId id, uint64_t length,
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   {
     MutexLock lock(&mutex_);
-    QUIRE_ASSIGN_OR_RETURN(Sequence* const found, Find(id, "shrink"));
+    QUIRE_ASSIGN_OR_RETURN(Sequence* const found,
+                           Find(sequences_, id, "shrink"));
     Sequence& sequence = *found;
     if (length > sequence.length)
       return absl::InvalidArgumentError(absl::StrCat(
@@ -348,7 +351,8 @@ absl::Status BlockTableCacheImpl::Release(SequenceId id, const Fence& fence) {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   {
     MutexLock lock(&mutex_);
-    QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence, Find(id, "release"));
+    QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
+                           Find(sequences_, id, "release"));
     GiveBack(sequence->table, fence);
     sequences_.erase(id);
   }
@@ -361,7 +365,8 @@ absl::Status BlockTableCacheImpl::Release(SequenceId id, const Fence& fence) {
 absl::StatusOr<uint64_t> BlockTableCacheImpl::Length(SequenceId id) const {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   MutexLock lock(&mutex_);
-  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence, Find(id, "measure"));
+  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
+                         Find(sequences_, id, "measure"));
   return sequence->length;
 }
 
@@ -397,7 +402,8 @@ absl::StatusOr<KvLayerView> BlockTableCacheImpl::View(SequenceId id,
   view.block_stride = geometry_.BlockStride(place.keys.group);
   view.value_block_stride = geometry_.BlockStride(place.values.group);
   MutexLock lock(&mutex_);
-  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence, Find(id, "view"));
+  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
+                         Find(sequences_, id, "view"));
   view.block_table = sequence->table.data();
   return view;
 }
@@ -415,7 +421,8 @@ CacheUse BlockTableCacheImpl::Use() const {
 absl::StatusOr<Bytes> BlockTableCacheImpl::FreedByRelease(SequenceId id) const {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   MutexLock lock(&mutex_);
-  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence, Find(id, "weigh"));
+  QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
+                         Find(sequences_, id, "weigh"));
   uint64_t freed = 0;
   for (const BlockId block : sequence->table)
     freed += pool_.references(block) == 1;

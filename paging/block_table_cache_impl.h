@@ -136,12 +136,6 @@ class BlockTableCacheImpl final : public BlockTableCache {
   Bytes BytesOf(uint64_t blocks) const {
     return Bytes(blocks * geometry_.BlockBytes().value());
   }
-  // kNotFound where there is no such sequence `to` do something with.
-  absl::StatusOr<Sequence*> Find(SequenceId sequence, const char* to)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<const Sequence*> Find(SequenceId sequence,
-                                       const char* to) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // In checking builds, after every operation.
   void CheckAfterMutation() const ABSL_LOCKS_EXCLUDED(mutex_) {
     if constexpr (kInternalChecks) RequireInvariant(CheckInvariants());
