@@ -197,6 +197,13 @@ uint64_t LedgerTable::DesireOf(const LedgerRecord& record) const {
   return std::max(record.claim, std::min(record.wanted, CapOf(record)));
 }
 
+bool LedgerTable::AnyoneWants() const {
+  return std::any_of(
+      records_.begin(), records_.end(), [this](const LedgerRecord& record) {
+        return IsProcess(record) && DesireOf(record) > record.claim;
+      });
+}
+
 uint64_t LedgerTable::DemandOf(const LedgerRecord& record) const {
   const uint64_t desire = DesireOf(record);
   return std::max(record.min, desire > record.claim
@@ -242,8 +249,13 @@ absl::StatusOr<LedgerAnswer> LedgerTable::Request(
   const uint64_t allowed =
       std::min({record->wanted, MostOf(*record), RoomFor(*record)});
   record->claim = std::max(held, allowed);
-  record->peak = std::max(record->peak, record->claim);
   if (record->claim >= record->wanted) record->wanted = 0;
+  if (record->wanted == 0 && !AnyoneWants()) {
+    record->claim = std::max(
+        record->claim,
+        std::min({request.hoped.value(), MostOf(*record), RoomFor(*record)}));
+  }
+  record->peak = std::max(record->peak, record->claim);
   Rebalance();
   return LedgerAnswer{Bytes(record->claim), Bytes(MostOf(*record))};
 }

@@ -85,6 +85,8 @@ class LedgerTable {
   uint64_t CapOf(const LedgerRecord& record) const;
   // What a record wants to hold, within its cap; its claim where that is more.
   uint64_t DesireOf(const LedgerRecord& record) const;
+  // Whether a process wants what it could hold and has not got.
+  bool AnyoneWants() const;
   // What it wants to hold, or where it wants no more, what it uses; its minimum
   // at least.
   uint64_t DemandOf(const LedgerRecord& record) const;

@@ -158,6 +158,29 @@ TEST(LedgerTableTest, SharesAreFairWhereNotAllFit) {
   EXPECT_EQ(books.Grow(ids[2], 4, 40), 27u);
 }
 
+TEST(LedgerTableTest, HopesAreGrantedWhileNobodyWants) {
+  Books books(100);
+  const LedgerEntryId hopes = books.Add(1);
+  const LedgerEntryId wants = books.Add(2, 0, 90);
+  const auto hope = [&](uint64_t held, uint64_t hoped) {
+    return books.table_
+        .Request(hopes, {1, 1}, {.held = Bytes(held), .hoped = Bytes(hoped)}, 1)
+        ->claim.value();
+  };
+  EXPECT_EQ(hope(0, 30), 30u);
+  EXPECT_EQ(books.Grow(wants, 0, 80), 70u);
+  // It comes down for who wants, and does not go up again meanwhile.
+  EXPECT_EQ(books.Most(hopes), 20u);
+  EXPECT_EQ(hope(20, 30), 20u);
+  EXPECT_EQ(books.Grow(wants, 70, 80), 80u);
+  EXPECT_EQ(hope(5, 30), 20u);
+  // What a maximum forbids is not wanted.
+  EXPECT_EQ(books.Grow(wants, 80, 95), 80u);
+  EXPECT_EQ(hope(5, 30), 5u);
+  EXPECT_EQ(books.Grow(wants, 80, 95), 90u);
+  EXPECT_EQ(hope(5, 30), 10u);
+}
+
 TEST(LedgerTableTest, TheDeadAreReaped) {
   Books books(100);
   const LedgerEntryId a = books.Add(1);

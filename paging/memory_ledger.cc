@@ -181,11 +181,14 @@ absl::StatusOr<LedgerAnswer> MemoryLedger::Impl::Request(
     absl::StatusOr<LedgerAnswer> answer =
         table->Request(entry, process_, request, now);
     // The dead are looked for where that may help: each is a look into /proc.
-    if (answer.ok() && answer->claim < request.wanted && table->Reap(IsAlive)) {
+    if (answer.ok() &&
+        answer->claim < std::max(request.wanted, request.hoped) &&
+        table->Reap(IsAlive)) {
       answer = table->Request(entry, process_,
                               {.held = answer->claim,
                                .used = request.used,
-                               .wanted = request.wanted},
+                               .wanted = request.wanted,
+                               .hoped = request.hoped},
                               now);
     }
     return answer;

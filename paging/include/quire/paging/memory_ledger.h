@@ -77,8 +77,11 @@ struct LedgerRequest {
   Bytes held;
   // Of this, what it could not give back if asked: not caches.
   Bytes used;
-  // What it would like to hold. Less than `held` asks for nothing.
+  // What it wants to hold: where that is not to be had, the rest is asked back
+  // from others. Less than `held` asks for nothing.
   Bytes wanted;
+  // What it would like to hold as long as nobody else wants it.
+  Bytes hoped;
 };
 
 struct LedgerAnswer {
