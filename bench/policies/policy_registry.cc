@@ -7,6 +7,7 @@
 #include "bench/policies/bfc_policy.h"
 #include "bench/policies/cuda_malloc_policy.h"
 #include "bench/policies/cuda_pool_policy.h"
+#include "bench/policies/gmlake_policy.h"
 #include "bench/policies/pytorch_policy.h"
 #include "bench/policies/quire_policy.h"
 #include "bench/policies/rmm_pool_policy.h"
@@ -73,6 +74,11 @@ Created CreateBfc(SimulatedDevice* device, PolicySettings* settings) {
   return std::make_unique<BfcPolicy>(device, options);
 }
 
+Created CreateGmlake(SimulatedDevice* device, PolicySettings* settings) {
+  QUIRE_RETURN_IF_ERROR(settings->Finish());
+  return std::make_unique<GmlakePolicy>(device);
+}
+
 }  // namespace
 
 std::span<const PolicyKind> PolicyKinds() {
@@ -91,6 +97,8 @@ std::span<const PolicyKind> PolicyKinds() {
       {"bfc", "TensorFlow's and XLA's best fit with coalescing", true,
        "peaks and first region of TensorFlow's own gpu_bfc_allocator_test",
        CreateBfc},
+      {"gmlake", "GMLake's stitching", false,
+       "its training runs were not published as traces", CreateGmlake},
       {"cuda-pool", "CUDA's stream-ordered pool", false,
        "how the pool is built is not published", CreateCudaPool},
       {"cudamalloc", "cudaMalloc and cudaFree", false,

@@ -1,7 +1,7 @@
 #include "bench/policies/policy_replay.h"
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <map>
 
 #include "absl/container/flat_hash_map.h"
@@ -28,7 +28,7 @@ class PolicyReplay {
   absl::StatusOr<PolicyReplayResult> Run() {
     QUIRE_RETURN_IF_ERROR(CreateStreams());
     const PolicyCost start = Cost();
-    const auto clock = std::chrono::steady_clock::now();
+    const std::clock_t clock = std::clock();
     for (uint64_t i = 0; i < options_.iterations; ++i) {
       const PolicyCost before = Cost();
       QUIRE_RETURN_IF_ERROR(PlayOnce(i));
@@ -37,8 +37,7 @@ class PolicyReplay {
     }
     result_.total = Since(start);
     result_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - clock)
-            .count();
+        static_cast<double>(std::clock() - clock) / CLOCKS_PER_SEC;
     return std::move(result_);
   }
 

@@ -81,7 +81,7 @@ struct PolicyReplayResult {
   PolicyCost total;
   PolicyCost first_iteration;
   PolicyCost last_iteration;  // where there are two or more: the steady state
-  double seconds = 0;         // of this machine
+  double seconds = 0;         // of this machine's processors
 
   // peak_reserved / peak_requested: 1 is what no policy can better.
   double ratio() const;

@@ -83,9 +83,9 @@ TEST_F(PolicyReplayTest, TellsTheSteadyStateApart) {
   PyTorchPolicy policy(device_.get());
   PolicyReplayOptions options;
   options.iterations = 3;
-  const auto result = ReplayOnPolicy(
-      Read("alloc,0,67108864,0\nalloc,1,4096,0\nfree,0,0,0\n"),
-      device_.get(), &policy, options);
+  const auto result =
+      ReplayOnPolicy(Read("alloc,0,67108864,0\nalloc,1,4096,0\nfree,0,0,0\n"),
+                     device_.get(), &policy, options);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->first_iteration.driver_calls, 2u);
   EXPECT_EQ(result->last_iteration.driver_calls, 0u);

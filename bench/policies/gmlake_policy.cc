@@ -1,0 +1,259 @@
+#include "bench/policies/gmlake_policy.h"
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+constexpr uint64_t kPage = SimulatedDevice::kPage.value();
+
+}  // namespace
+
+absl::StatusOr<DeviceAddress> GmlakePolicy::Allocate(Bytes size,
+                                                     StreamId stream) {
+  if (size.value() < kPage) return small_.Allocate(size, stream);
+  absl::StatusOr<Handed> handed = absl::ResourceExhaustedError("");
+  if (size <= kLargestRequest) {
+    handed = Find(PagesFor(size, SimulatedDevice::kPage).value());
+  }
+  if (absl::IsResourceExhausted(handed.status())) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "gmlake: tried to allocate %s; of %s reserved, %s are allocated",
+        FormatBytes(size), FormatBytes(GetUse().reserved),
+        FormatBytes(GetUse().allocated)));
+  }
+  QUIRE_RETURN_IF_ERROR(handed.status());
+  SetInUse(*handed, true);
+  allocated_ += handed->size;
+  const uint64_t address = handed->primitive != nullptr
+                               ? handed->primitive->address
+                               : handed->stitched->address;
+  handed_[address] = *handed;
+  return DeviceAddress(address);
+}
+
+absl::StatusOr<GmlakePolicy::Handed> GmlakePolicy::Find(uint64_t pages) {
+  const uint64_t size = pages * kPage;
+  const auto fit = free_.lower_bound(pages);
+  if (fit != free_.end() && (*fit)->pages.size() == pages) {
+    return Handed{*fit, nullptr, size};
+  }
+  if (Stitched* const same = FindStitched(size)) {
+    return Handed{nullptr, same, size};
+  }
+  if (fit != free_.end()) {
+    QUIRE_ASSIGN_OR_RETURN(Primitive* const part, Split(*fit, pages));
+    return Handed{part, nullptr, size};
+  }
+  std::vector<Primitive*> parts;
+  Primitive* larger = nullptr;  // than what is missing
+  uint64_t missing = pages;
+  for (auto it = free_.rbegin(); it != free_.rend() && missing > 0; ++it) {
+    if ((*it)->pages.size() > missing) {
+      larger = *it;
+      break;
+    }
+    parts.push_back(*it);
+    missing -= (*it)->pages.size();
+  }
+  if (missing > 0) {
+    absl::StatusOr<Primitive*> rest =
+        larger != nullptr ? Split(larger, missing) : NewPrimitive(missing);
+    QUIRE_RETURN_IF_ERROR(rest.status());
+    if (parts.empty()) return Handed{*rest, nullptr, size};
+    parts.push_back(*rest);
+  }
+  QUIRE_ASSIGN_OR_RETURN(Stitched* const stitched, Stitch(std::move(parts)));
+  return Handed{nullptr, stitched, size};
+}
+
+GmlakePolicy::Stitched* GmlakePolicy::FindStitched(uint64_t size) const {
+  Stitched key;
+  key.size = size;
+  const auto found = free_stitched_.lower_bound(&key);
+  if (found == free_stitched_.end() || (*found)->size != size) return nullptr;
+  return *found;
+}
+
+absl::StatusOr<uint64_t> GmlakePolicy::MapPages(
+    const std::vector<PageHandle>& pages) {
+  HostDriver* const driver = device_->driver();
+  const Bytes size(pages.size() * kPage);
+  QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
+                         driver->ReserveAddress(size, Bytes(0)));
+  absl::Status mapped = driver->Map(address, pages);
+  if (mapped.ok()) return address.value();
+  mapped.Update(driver->ReleaseAddress(address, size));
+  return mapped;
+}
+
+absl::Status GmlakePolicy::UnmapPages(uint64_t address, uint64_t size) {
+  QUIRE_RETURN_IF_ERROR(
+      device_->driver()->Unmap(DeviceAddress(address), Bytes(size)));
+  return device_->driver()->ReleaseAddress(DeviceAddress(address), Bytes(size));
+}
+
+absl::StatusOr<GmlakePolicy::Primitive*> GmlakePolicy::NewPrimitive(
+    uint64_t pages) {
+  auto block = std::make_unique<Primitive>();
+  const auto give_up = [&](absl::Status status) {
+    for (const PageHandle page : block->pages) {
+      status.Update(device_->driver()->ReleasePage(page));
+    }
+    return status;
+  };
+  if (pages > device_->memory().value() / kPage) {
+    return absl::ResourceExhaustedError("more than the device has");
+  }
+  while (block->pages.size() < pages) {
+    const absl::StatusOr<PageHandle> page =
+        device_->driver()->CreatePage(DeviceId(0), SimulatedDevice::kPage);
+    if (!page.ok()) return give_up(page.status());
+    block->pages.push_back(*page);
+  }
+  const absl::StatusOr<uint64_t> address = MapPages(block->pages);
+  if (!address.ok()) return give_up(address.status());
+  block->address = *address;
+  reserved_ += pages * kPage;
+  free_.insert(block.get());
+  primitives_.push_back(std::move(block));
+  return primitives_.back().get();
+}
+
+absl::StatusOr<GmlakePolicy::Primitive*> GmlakePolicy::Split(Primitive* block,
+                                                             uint64_t pages) {
+  auto rest = std::make_unique<Primitive>();
+  const auto middle = block->pages.begin() + static_cast<int64_t>(pages);
+  rest->pages.assign(middle, block->pages.end());
+  const std::vector<PageHandle> first(block->pages.begin(), middle);
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t address, MapPages(first));
+  const absl::StatusOr<uint64_t> behind = MapPages(rest->pages);
+  if (!behind.ok()) {
+    absl::Status status = behind.status();
+    status.Update(UnmapPages(address, pages * kPage));
+    return status;
+  }
+  rest->address = *behind;
+
+  free_.erase(block);
+  for (Stitched* const stitched : block->in) {
+    const auto place =
+        std::find(stitched->parts.begin(), stitched->parts.end(), block);
+    stitched->parts.insert(std::next(place), rest.get());
+  }
+  rest->in = block->in;
+  // The addresses of the whole are those of a stitched block from now on.
+  auto whole = std::make_unique<Stitched>();
+  whole->address = block->address;
+  whole->size = block->pages.size() * kPage;
+  whole->parts = {block, rest.get()};
+  block->pages = first;
+  block->address = address;
+  for (Primitive* const part : whole->parts) {
+    part->in.insert(whole.get());
+    free_.insert(part);
+  }
+  free_stitched_.insert(whole.get());
+  stitched_bytes_ += whole->size;
+  Stitched* const key = whole.get();
+  stitched_[key] = std::move(whole);
+  primitives_.push_back(std::move(rest));
+  return block;
+}
+
+absl::StatusOr<GmlakePolicy::Stitched*> GmlakePolicy::Stitch(
+    std::vector<Primitive*> parts) {
+  std::vector<PageHandle> pages;
+  for (const Primitive* const part : parts) {
+    pages.insert(pages.end(), part->pages.begin(), part->pages.end());
+  }
+  auto stitched = std::make_unique<Stitched>();
+  QUIRE_ASSIGN_OR_RETURN(stitched->address, MapPages(pages));
+  stitched->size = pages.size() * kPage;
+  stitched->parts = std::move(parts);
+  Stitched* const key = stitched.get();
+  for (Primitive* const part : key->parts) part->in.insert(key);
+  free_stitched_.insert(key);
+  stitched_bytes_ += key->size;
+  stitched_[key] = std::move(stitched);
+  return key;
+}
+
+absl::Status GmlakePolicy::LimitStitched() {
+  const uint64_t limit = 2 * device_->memory().value();
+  while (stitched_bytes_ > limit && !free_stitched_.empty()) {
+    Stitched* const oldest =
+        *std::min_element(free_stitched_.begin(), free_stitched_.end(),
+                          [](const Stitched* a, const Stitched* b) {
+                            return a->last_use < b->last_use;
+                          });
+    free_stitched_.erase(oldest);
+    for (Primitive* const part : oldest->parts) part->in.erase(oldest);
+    stitched_bytes_ -= oldest->size;
+    QUIRE_RETURN_IF_ERROR(UnmapPages(oldest->address, oldest->size));
+    stitched_.erase(oldest);
+  }
+  return absl::OkStatus();
+}
+
+void GmlakePolicy::SetInUse(Primitive* block, bool in_use) {
+  if (in_use) {
+    free_.erase(block);
+  } else {
+    free_.insert(block);
+  }
+  for (Stitched* const stitched : block->in) {
+    if (in_use) {
+      if (stitched->parts_in_use++ == 0) free_stitched_.erase(stitched);
+    } else if (--stitched->parts_in_use == 0) {
+      free_stitched_.insert(stitched);
+    }
+  }
+}
+
+void GmlakePolicy::SetInUse(const Handed& handed, bool in_use) {
+  if (handed.primitive != nullptr) {
+    SetInUse(handed.primitive, in_use);
+    return;
+  }
+  handed.stitched->last_use = ++uses_;
+  for (Primitive* const part : handed.stitched->parts) SetInUse(part, in_use);
+}
+
+absl::Status GmlakePolicy::Free(DeviceAddress address, StreamId stream) {
+  const auto found = handed_.find(address.value());
+  if (found == handed_.end()) return small_.Free(address, stream);
+  const Handed handed = found->second;
+  handed_.erase(found);
+  allocated_ -= handed.size;
+  SetInUse(handed, false);
+  // Not when memory is handed out: what shares a part with it cannot go then.
+  return LimitStitched();
+}
+
+PolicyUse GmlakePolicy::GetUse() const {
+  const PolicyUse small = small_.GetUse();
+  const Bytes reserved = SaturatingAdd(small.reserved, Bytes(reserved_));
+  return {SaturatingAdd(small.allocated, Bytes(allocated_)), reserved,
+          reserved};
+}
+
+uint64_t GmlakePolicy::FreePages() const {
+  uint64_t pages = 0;
+  for (const Primitive* const block : free_) pages += block->pages.size();
+  return pages;
+}
+
+Bytes GmlakePolicy::CalculateLargest(StreamId /*stream*/) const {
+  const uint64_t unused =
+      SaturatingSubtract(device_->memory(), GetUse().reserved).value();
+  return Bytes((unused / kPage + FreePages()) * kPage);
+}
+
+}  // namespace quire
