@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "bench/fragmentation_stress/loads.h"
 #include "bench/fragmentation_stress/progress.h"
 #include "bench/fragmentation_stress/report.h"
 #include "bench/policies/policy_registry.h"
@@ -36,6 +37,10 @@ constexpr int kWrongUsage = 2;
 
 struct Options {
   std::vector<std::string> traces;
+  std::vector<std::string> loads;
+  uint64_t seed = 1;
+  uint64_t events = 100000;
+  std::string live = "8GiB";
   std::string policies = "quire,pytorch,pytorch-expandable";
   std::string device_memory = "24GiB";
   uint64_t repeat = 1;
@@ -47,6 +52,17 @@ struct NamedTrace {
   std::string name;
   AllocationTrace trace;
 };
+
+absl::StatusOr<Bytes> ParseSize(const char* option, const std::string& text) {
+  const std::optional<Bytes> size = ParseBytes(text);
+  if (size && *size >= SimulatedDevice::kPage && *size <= kLargestRequest) {
+    return *size;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(option, " \"", text, "\" is no size from ",
+                   FormatBytes(SimulatedDevice::kPage), " to ",
+                   FormatBytes(kLargestRequest)));
+}
 
 absl::StatusOr<std::vector<PolicySpec>> ParsePolicies(const std::string& text) {
   std::vector<PolicySpec> specs;
@@ -71,6 +87,15 @@ absl::StatusOr<NamedTrace> ReadTrace(const std::string& path) {
         absl::StrCat(path, ": ", std::string(trace.status().message())));
   }
   return NamedTrace{path, *std::move(trace)};
+}
+
+absl::StatusOr<NamedTrace> MakeTrace(const Options& options, Bytes live,
+                                     const std::string& load) {
+  QUIRE_ASSIGN_OR_RETURN(AllocationTrace trace,
+                         MakeLoad(load, {options.seed, options.events, live}));
+  return NamedTrace{absl::StrCat(load, ", seed ", options.seed, ", ",
+                                 FormatBytes(live), " live"),
+                    std::move(trace)};
 }
 
 absl::StatusOr<StressRun> RunOne(const Options& options, Bytes device_memory,
@@ -150,8 +175,16 @@ int Main(int argc, char** argv) {
       "Plays allocation traces against the policies of several systems");
   app.add_option("--trace", options.traces,
                  "Traces: Quire's CSV and snapshots, RMM's log, PyTorch's "
-                 "snapshots")
-      ->required();
+                 "snapshots");
+  app.add_option("--load", options.loads,
+                 absl::StrCat("Made-up loads:\n", DescribeLoads()))
+      ->delimiter(',');
+  app.add_option("--seed", options.seed, "Of the loads")->capture_default_str();
+  app.add_option("--events", options.events, "Of each load, about")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{100000000}))
+      ->capture_default_str();
+  app.add_option("--live", options.live, "Of each load at its peak, about")
+      ->capture_default_str();
   app.add_option("--policies", options.policies,
                  absl::StrCat("Separated by commas, each with its settings "
                               "behind colons, as in "
@@ -176,21 +209,26 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kWrongUsage;
   }
-  const std::optional<Bytes> device_memory = ParseBytes(options.device_memory);
-  if (!device_memory || *device_memory < SimulatedDevice::kPage ||
-      *device_memory > kLargestRequest) {
-    return Fail(kWrongUsage, absl::InvalidArgumentError(absl::StrCat(
-                                 "--device-memory \"", options.device_memory,
-                                 "\" is no size between ",
-                                 FormatBytes(SimulatedDevice::kPage), " and ",
-                                 FormatBytes(kLargestRequest))));
+  if (options.traces.empty() && options.loads.empty()) {
+    return Fail(kWrongUsage, absl::InvalidArgumentError(
+                                 "nothing to play: give --trace or --load"));
   }
+  const auto device_memory =
+      ParseSize("--device-memory", options.device_memory);
+  if (!device_memory.ok()) return Fail(kWrongUsage, device_memory.status());
+  const auto live = ParseSize("--live", options.live);
+  if (!live.ok()) return Fail(kWrongUsage, live.status());
   const auto specs = ParsePolicies(options.policies);
   if (!specs.ok()) return Fail(kWrongUsage, specs.status());
   std::vector<NamedTrace> traces;
   for (const std::string& path : options.traces) {
     absl::StatusOr<NamedTrace> trace = ReadTrace(path);
     if (!trace.ok()) return Fail(kFailed, trace.status());
+    traces.push_back(*std::move(trace));
+  }
+  for (const std::string& load : options.loads) {
+    absl::StatusOr<NamedTrace> trace = MakeTrace(options, *live, load);
+    if (!trace.ok()) return Fail(kWrongUsage, trace.status());
     traces.push_back(*std::move(trace));
   }
   std::vector<StressRun> runs;

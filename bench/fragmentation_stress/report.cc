@@ -100,6 +100,23 @@ std::string NanosecondsPerEvent(const StressRun& run) {
   return absl::StrFormat("%.0f", run.result.seconds * 1e9 / events);
 }
 
+// The validated survivor with the least of a figure, and those that have as
+// little.
+template <typename Figure>
+std::string Winners(const std::vector<StressRun>& runs, const Figure& figure) {
+  std::string names;
+  std::optional<double> least;
+  for (const StressRun& run : runs) {
+    if (!run.kind->validated || !run.survived()) continue;
+    const auto value = static_cast<double>(figure(run.result));
+    if (least && value > *least) continue;
+    if (!least || value < *least) names.clear();
+    least = value;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", run.policy);
+  }
+  return names.empty() ? "none" : names;
+}
+
 // Columns as wide as what is in them; the first is on the left.
 std::string AlignColumns(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths(rows.front().size());
@@ -189,7 +206,20 @@ std::string ToTable(const std::vector<StressRun>& runs,
   return absl::StrCat(
       runs.front().trace, ", ", runs.front().events, " events, device of ",
       FormatBytes(runs.front().device_memory), "\n", AlignColumns(rows),
-      "survivors: ", survivors.empty() ? "none" : survivors, "\n");
+      "survivors: ", survivors.empty() ? "none" : survivors,
+      "\nleast reserved: ",
+      Winners(runs,
+              [](const PolicyReplayResult& result) {
+                return result.peak_reserved.value();
+              }),
+      "; fewest driver calls: ",
+      Winners(runs,
+              [](const auto& result) { return result.total.driver_calls; }),
+      "; least virtual time: ",
+      Winners(
+          runs,
+          [](const auto& result) { return result.total.virtual_nanoseconds; }),
+      "\n");
 }
 
 }  // namespace quire

@@ -1,0 +1,109 @@
+"""What scripts rely on: exit statuses, JSON on stdout, messages on stderr."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = sys.argv.pop(1)
+KEYS = {"policy", "peak_requested", "peak_reserved", "ratio", "oom",
+        "driver_calls", "virtual_ms", "validated", "rank", "first_oom",
+        "largest_allocatable", "steady_state"}
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True,
+                          check=False)
+
+
+class FragmentationStressTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def write(self, text):
+        path = self.folder / "trace.csv"
+        path.write_text(text)
+        return str(path)
+
+    def test_one_object_per_policy(self):
+        trace = self.write("op,id,bytes\nalloc,0,67108864\nalloc,1,4096\n"
+                           "free,0,0\n")
+        ran = run("--trace", trace, "--policies", "quire,pytorch,bfc",
+                  "--device-memory", "1GiB", "--json", "--repeat", "2",
+                  "--timeline", "3")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        objects = json.loads(ran.stdout)
+        self.assertEqual([o["policy"] for o in objects],
+                         ["quire", "pytorch", "bfc"])
+        for o in objects:
+            self.assertLessEqual(KEYS, o.keys())
+            self.assertEqual(o["peak_requested"], 67108864 + 4096)
+            self.assertFalse(o["oom"])
+            self.assertEqual(len(o["timeline"]), 3)
+            self.assertGreaterEqual(o["driver_calls"],
+                                    o["steady_state"]["driver_calls"])
+        # 64 MiB, and a segment of 2 MiB.
+        self.assertEqual(objects[1]["peak_reserved"], 66 << 20)
+        self.assertEqual(objects[1]["steady_state"]["driver_calls"], 0)
+
+    def test_out_of_memory_is_a_result(self):
+        trace = self.write("op,id,bytes\nalloc,0,67108864\n")
+        ran = run("--trace", trace, "--policies", "quire,pytorch",
+                  "--device-memory", "32MiB", "--json")
+        self.assertEqual(ran.returncode, 0)
+        for o in json.loads(ran.stdout):
+            self.assertTrue(o["oom"])
+            self.assertEqual(o["first_oom"]["kind"], "capacity")
+
+    def test_loads_follow_their_seed(self):
+        arguments = ("--load", "churn,sawtooth", "--events", "3000", "--live",
+                     "256MiB", "--policies", "pytorch", "--json")
+        first, again, other = (run(*arguments, "--seed", seed).stdout
+                               for seed in ("7", "7", "8"))
+
+        def reserved(text):
+            return [o["peak_reserved"] for o in json.loads(text)]
+
+        self.assertEqual(reserved(first), reserved(again))
+        self.assertNotEqual(reserved(first), reserved(other))
+
+    def test_table(self):
+        ran = run("--load", "lifo", "--events", "2000", "--live", "64MiB")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertIn("survivors: quire, pytorch, pytorch-expandable",
+                      ran.stdout)
+
+    def test_wrong_usage(self):
+        for arguments, message in (
+                (("--load", "lifo", "--policies", "glibc"),
+                 'no policy "glibc"; there are quire, pytorch'),
+                (("--load", "life"), "there are churn"),
+                (("--load", "lifo", "--device-memory", "much"),
+                 '--device-memory "much"'),
+                (("--load", "lifo", "--policies", "bfc:preallocate=2"),
+                 "bfc: preallocate"),
+                ((), "give --trace or --load"),
+                (("--load", "lifo", "--repeat", "0"), "--repeat"),
+                (("--lod", "lifo"), "--lod")):
+            with self.subTest(arguments):
+                ran = run(*arguments)
+                self.assertEqual((ran.returncode, ran.stdout), (2, ""))
+                self.assertIn(message, ran.stderr)
+
+    def test_bad_files(self):
+        trace = self.write("op,id,bytes\nalloc,0,many\n")
+        ran = run("--trace", trace)
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertIn("trace.csv: line 2", ran.stderr)
+        ran = run("--trace", str(self.folder / "none"))
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("none: cannot be read", ran.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
