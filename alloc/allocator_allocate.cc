@@ -401,6 +401,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Publish(
 void DeviceAllocator::Impl::Refill(ThreadCache* cache, int size_class) {
   OwnerHeap* const heap = cache->heap();
   StreamFreeList* const list = heap->FindFreeList(cache->stream());
+  std::optional<Block> taken;
   for (uint32_t i = cache->RefillCount(size_class, slot_sizes_[size_class]);
        i > 0; --i) {
     std::optional<Block> block;
@@ -409,8 +410,9 @@ void DeviceAllocator::Impl::Refill(ThreadCache* cache, int size_class) {
     if (of_stream) {
       heap->Revive(*block);
     } else {
-      block = heap->TakeSlot(size_class);
+      block = taken ? heap->TakeSlotNear(*taken) : heap->TakeSlot(size_class);
       if (!block) return;
+      taken = block;
     }
     cache->Push(
         size_class, slot_sizes_[size_class],

@@ -247,15 +247,16 @@ void OwnerHeap::MoveToFront(Span* slab) {
 
 // ---- Taking -----------------------------------------------------------------
 
-Block OwnerHeap::Take(Span* span) {
+Block OwnerHeap::Take(Span* span, uint32_t slot) {
   ClassState& state = states_[span->size_class];
-  if (span->out() == 0) {
+  if (span->out() == 1) {
     free_pages_ -= span->whole_pages;
     --state.empty_slabs;
   }
-  if (span->reclaimable()) BecomeBusy(*span);
+  // Whether it was before.
+  if (span->out() - 1 == span->cooling) BecomeBusy(*span);
   --state.idle_slots;
-  const Block block = {span, span->free_slots.Take(&order_)};
+  const Block block = {span, slot};
   if (span->free_slots.free_count() == 0) RemovePartial(span);
   free_bytes_ -= span->slot_size;
   block.SetInherits(false);
@@ -271,6 +272,12 @@ std::optional<Block> OwnerHeap::TakeSlot(int size_class, Bytes alignment) {
     }
   }
   return std::nullopt;
+}
+
+std::optional<Block> OwnerHeap::TakeSlotNear(Block held) {
+  Span* const span = held.span;
+  if (span->list_position == SIZE_MAX) return TakeSlot(span->size_class);
+  return Take(span, span->free_slots.TakeNear(held.slot, &order_));
 }
 
 std::optional<Block> OwnerHeap::TakeSlotOfNewSlab(int size_class) {

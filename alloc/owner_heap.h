@@ -133,6 +133,9 @@ class OwnerHeap {
   // A free slot of a slab that exists, at a multiple of `alignment`.
   std::optional<Block> TakeSlot(int size_class,
                                 Bytes alignment = kDefaultAlignment);
+  // The same, beside a held slot of the class where one is free there. Who
+  // takes many then shares few cache lines of records with other threads.
+  std::optional<Block> TakeSlotNear(Block held);
   // A slot of a new slab on a parked range that suits its class.
   std::optional<Block> TakeSlotOfNewSlab(int size_class);
   // How much longer than a request of `bytes` a range may be that serves it.
@@ -257,7 +260,9 @@ class OwnerHeap {
   void KeepOrPark(Span* slab);
   // Of a class with an empty slab: whether Keep::kComebacks keeps it.
   bool ComesBack(const ClassState& state) const;
-  Block Take(Span* span);
+  Block Take(Span* span) { return Take(span, span->free_slots.Take(&order_)); }
+  // A slot that just left the free ones.
+  Block Take(Span* span, uint32_t slot);
   uint64_t MappedPages() const { return span_pages_ + seams_.page_count(); }
   // After every change of pages: `before` is MappedPages() as it was.
   void CountMapped(uint64_t before);

@@ -35,6 +35,9 @@ class SlotOrder {
 
 class SlotMap {
  public:
+  // Slots whose records share a cache line.
+  static constexpr int kGroup = 16;
+
   SlotMap() = default;
 
   // Makes all of `slots` slots free.
@@ -65,6 +68,19 @@ class SlotMap {
     words_[word] &= ~(uint64_t{1} << bit);
     --free_;
     return static_cast<uint32_t>(word * 64 + static_cast<size_t>(bit));
+  }
+  // The same of those beside `slot`, in its group of kGroup, else of all.
+  uint32_t TakeNear(uint32_t slot, SlotOrder* order) {
+    uint64_t& word = words_[slot / 64];
+    const uint32_t begin = slot % 64 / kGroup * kGroup;
+    const auto group = static_cast<uint16_t>(word >> begin);
+    if (group == 0) return Take(order);
+    const int turn = static_cast<int>(order->Next() % kGroup);
+    const auto bit = static_cast<uint32_t>(
+        (std::countr_zero(std::rotr(group, turn)) + turn) % kGroup);
+    word &= ~(uint64_t{1} << (begin + bit));
+    --free_;
+    return slot / 64 * 64 + begin + bit;
   }
   // REQUIRES: the slot is not free.
   void Put(uint32_t slot) {

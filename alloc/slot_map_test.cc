@@ -28,6 +28,28 @@ TEST(SlotMapTest, HandsEverySlotOutOnce) {
   }
 }
 
+// One after the other, beside the one before: all of a group before the next.
+TEST(SlotMapTest, NeighboursComeFirst) {
+  for (const uint32_t slots : {1u, 16u, 40u, 64u, 200u, 8192u}) {
+    SlotMap map;
+    SlotOrder order(9);
+    map.Reset(slots);
+    std::set<uint32_t> taken;
+    std::set<uint32_t> groups;
+    uint32_t slot = map.Take(&order);
+    for (uint32_t i = 1;; ++i) {
+      ASSERT_LT(slot, slots);
+      ASSERT_TRUE(taken.insert(slot).second) << slot;
+      groups.insert(slot / SlotMap::kGroup);
+      ASSERT_LE(groups.size(), i / SlotMap::kGroup + (slots % 16 ? 2 : 1));
+      ASSERT_EQ(map.free_count(), slots - i);
+      if (i == slots) break;
+      slot = map.TakeNear(slot, &order);
+    }
+    EXPECT_EQ(map.CalculateFree(), 0u);
+  }
+}
+
 TEST(SlotMapTest, AgreesWithASet) {
   SlotMap map;
   SlotOrder order(3);
