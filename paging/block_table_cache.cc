@@ -13,7 +13,6 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
-
 namespace {
 
 // kNotFound where there is no such sequence `to` do something with.
@@ -59,6 +58,13 @@ absl::Status BlockTableCacheImpl::CheckFreeSlot() const {
                                                    " sequences are in use"));
 }
 
+std::vector<BlockId> BlockTableCacheImpl::MakeTable() const {
+  std::vector<BlockId> table;
+  table.reserve(std::min<uint64_t>(
+      geometry_.BlocksFor(options_.max_sequence_length), pool_.size()));
+  return table;
+}
+
 SequenceId BlockTableCacheImpl::Insert(Sequence sequence) {
   const SequenceId id(++last_id_);
   sequences_.emplace(id, std::move(sequence));
@@ -86,9 +92,7 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryAdmit(
     PromptAdmission* admission) {
   MutexLock lock(&mutex_);
   QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
-  Sequence sequence;
-  // As long as it may get, so that the table stays where it is.
-  sequence.table.reserve(geometry_.BlocksFor(options_.max_sequence_length));
+  Sequence sequence = {.table = MakeTable()};
   for (const BlockId block : FindPrefix(prompt)) {
     // Taken now, so that it is not used for what the prompt lacks.
     pool_.Reference(block);
@@ -149,9 +153,7 @@ absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
                            Find(sequences_, parent, "fork"));
     QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
     const Sequence& from = *found;
-    Sequence sequence;
-    sequence.length = from.length;
-    sequence.table.reserve(geometry_.BlocksFor(options_.max_sequence_length));
+    Sequence sequence = {.length = from.length, .table = MakeTable()};
     sequence.table.assign(
         from.table.begin(),
         from.table.begin() +

@@ -71,7 +71,6 @@ class BlockTableCacheImpl final : public BlockTableCache {
     // Blocks of the table, from the first on, that are in the index, each
     // behind the one before it.
     size_t published = 0;
-
     uint64_t step = 0;  // the last Step that named it
   };
   using Sequences = absl::flat_hash_map<SequenceId, Sequence>;
@@ -110,7 +109,6 @@ class BlockTableCacheImpl final : public BlockTableCache {
   absl::StatusOr<std::vector<Change>> Plan(std::span<const SequenceStep> steps)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Queues the copies of all changes, whose blocks are `taken` in their order.
-
   absl::Status CopyRows(std::span<const Change> changes,
                         std::span<const BlockId> taken)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -132,6 +130,8 @@ class BlockTableCacheImpl final : public BlockTableCache {
       pool_.Unreference(blocks[i - 1], fence);
   }
   absl::Status CheckFreeSlot() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A table that stays where it is, as long as the sequence may get.
+  std::vector<BlockId> MakeTable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   SequenceId Insert(Sequence sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Bytes BytesOf(uint64_t blocks) const {
     return Bytes(blocks * geometry_.BlockBytes().value());

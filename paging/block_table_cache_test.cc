@@ -220,6 +220,17 @@ TEST_F(BlockTableCacheTest, AdmissibleTokensIsWhatAdmitTakes) {
   ASSERT_TRUE(cache_->Release(b, Fence()).ok());
 }
 
+TEST_F(BlockTableCacheTest, ASequenceMayBeLongerThanAnyPool) {
+  options_.max_sequence_length = UINT64_MAX;
+  Make();
+  EXPECT_EQ(cache_->AdmissibleTokens(), 64u);
+  EXPECT_EQ(cache_->Admit(UINT64_MAX).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  const SequenceId a = *cache_->Admit(64);
+  EXPECT_EQ(Step({{a, UINT64_MAX}}).code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
 TEST_F(BlockTableCacheTest, AStepBacksAllOrNone) {
   Make();
   const SequenceId a = *cache_->Admit(4);

@@ -98,6 +98,32 @@ TEST(StaticCacheTest, AReleasedSlotServesTheNextSequenceBehindItsFence) {
   ASSERT_TRUE(cache->Release(c, Fence()).ok());
 }
 
+TEST(StaticCacheTest, LayersWithWindowsKeepTheirWholeSlots) {
+  TestDevice device(20);
+  KvModelShape shape(kTestShape);
+  for (const size_t layer : {1, 3}) {
+    shape.layers[layer].window = 4;
+    shape.layers[layer].sinks = 2;
+  }
+  const auto cache =
+      *StaticCache::Create(device.memory(), *KvLayout::Create(shape, 1),
+                           {.max_sequence_length = 40});
+  const SequenceId a = *cache->Admit(1);
+  const uint64_t calls = device.mapping_calls();
+  for (uint64_t length = 2; length <= 40; ++length) {
+    ASSERT_TRUE(Step(cache.get(), a, length).ok());
+    cache->EndBatch(Fence());
+    for (uint32_t layer = 0; layer < 5; ++layer) {
+      const KvLayerView view = *cache->View(a, layer);
+      *view.KeyRow(length - 1).host_pointer<uint64_t>() = length;
+      EXPECT_EQ(*view.KeyRow(1).host_pointer<uint64_t>(), 2u);
+    }
+  }
+  ASSERT_TRUE(cache->Shrink(a, 2, Fence()).ok());
+  EXPECT_EQ(device.mapping_calls(), calls);
+  ASSERT_TRUE(cache->Release(a, Fence()).ok());
+}
+
 TEST(StaticCacheTest, SlotsAreALimitOfTheirOwn) {
   TestDevice device(64);
   const auto cache = MakeStatic(&device, 1);
