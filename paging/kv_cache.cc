@@ -165,7 +165,9 @@ absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
                        " to ", step.length, " tokens exceeds the maximum of ",
                        geometry_.max_tokens()));
     Sequence& sequence = sequences_[*slot];
-    QUIRE_RETURN_IF_ERROR(DropBehindWindows(&sequence, step.length));
+    if (step.length < sequence.length ||
+        sequence.length + 1 >= sequence.region->drop_at())
+      QUIRE_RETURN_IF_ERROR(DropBehindWindows(&sequence, step.length));
     if (sequence.step == attempted_steps_)
       return absl::InvalidArgumentError(absl::StrCat("KV cache: sequence ",
                                                      step.sequence.value(),

@@ -210,6 +210,12 @@ class KvRegion {
   void AppendTails(PageCount wanted, std::vector<PageRun>* runs) const;
   uint64_t CountMappedTokens() const;
 
+  // What a step looks at: in one cache line.
+  uint64_t used_tokens_ = 0;
+  uint64_t quiet_tokens_ = 0;
+  uint64_t mapped_tokens_ = 0;
+  uint64_t drop_at_ = UINT64_MAX;
+
   const RegionGeometry* geometry_;
   AddressRange* range_;
   std::vector<Part> parts_;         // by group
@@ -219,10 +225,6 @@ class KvRegion {
   PageCount behind_;
   bool parked_ = true;
   bool damaged_ = false;
-  uint64_t used_tokens_ = 0;
-  uint64_t quiet_tokens_ = 0;
-  uint64_t mapped_tokens_ = 0;
-  uint64_t drop_at_ = UINT64_MAX;
   Fence fence_;
 };
 
