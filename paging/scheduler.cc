@@ -56,6 +56,7 @@ Scheduler::Scheduler(SequenceCache* cache, const SchedulerOptions& options,
       batch_limit_(batch_limit) {}
 
 Scheduler::~Scheduler() {
+  ReleaseEnded().IgnoreError();
   for (Requests* requests : {&running_, &waiting_}) {
     for (auto& [id, request] : *requests) Forget(&request);
   }
@@ -88,8 +89,11 @@ absl::Status Scheduler::Cancel(RequestId id, const Fence& fence) {
     std::erase_if(plan_, [&](const ScheduledTokens& scheduled) {
       return scheduled.request == id;
     });
-    return sequence == SequenceId() ? absl::OkStatus()
-                                    : cache_->Release(sequence, fence);
+    absl::Status status;
+    if (running_.empty()) status = ReleaseEnded();
+    if (sequence != SequenceId())
+      status.Update(cache_->Release(sequence, fence));
+    return status;
   }
   return absl::NotFoundError(
       absl::StrCat("scheduler: no request ", id.value(), " to cancel"));
@@ -101,13 +105,18 @@ absl::StatusOr<std::span<const ScheduledTokens>> Scheduler::Schedule() {
   ForgetPlan();
   batch_limit_.Update(cache_->Use().fraction(),
                       static_cast<uint32_t>(running_.size()));
-  const uint64_t preemptions = statistics_.preemptions;
+  preempted_ = false;
   QUIRE_RETURN_IF_ERROR(SeatOldest());
   QUIRE_ASSIGN_OR_RETURN(const Room room, BackRunning());
-  // Whoever gave up memory in this step does not get it back in the same one.
-  if (statistics_.preemptions == preemptions)
-    QUIRE_RETURN_IF_ERROR(AdmitWaiting(room));
+  if (!options_.prepare_next)
+    QUIRE_RETURN_IF_ERROR(AdmitWaiting(room, For::kThisStep));
   return plan_;
+}
+
+absl::Status Scheduler::PrepareNext() {
+  if (!options_.prepare_next) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(ReleaseEnded());
+  return AdmitWaiting(NextRoom(), For::kNextStep);
 }
 
 absl::Status Scheduler::SeatOldest() {
@@ -120,7 +129,7 @@ absl::Status Scheduler::SeatOldest() {
             ? Seat(1)
             : absl::ResourceExhaustedError("scheduler: all sequences run");
     if (status.ok()) break;
-    if (absl::IsResourceExhausted(status) && Preempt(status)) continue;
+    if (absl::IsResourceExhausted(status) && MakeRoom(status)) continue;
     if (!oldest.swapped) return status;
     // What it had does not come back: it is computed again.
     Forget(&oldest);
@@ -161,7 +170,7 @@ absl::StatusOr<Scheduler::Room> Scheduler::BackRunning() {
           {scheduled.sequence, scheduled.first + scheduled.count});
     const absl::Status status = cache_->Step(lengths_);
     if (status.ok()) return room;
-    if (!absl::IsResourceExhausted(status) || !Preempt(status)) {
+    if (!absl::IsResourceExhausted(status) || !MakeRoom(status)) {
       ForgetPlan();
       return status;
     }
@@ -192,21 +201,39 @@ Scheduler::Room Scheduler::Plan() {
   return room;
 }
 
-absl::Status Scheduler::AdmitWaiting(Room room) {
+Scheduler::Room Scheduler::NextRoom() const {
+  Room room = {.tokens = options_.max_num_batched_tokens,
+               .logit_rows = UINT32_MAX};
+  for (const auto& [id, request] : running_) {
+    const uint64_t left = request.remaining() - request.scheduled;
+    room.tokens -= static_cast<uint32_t>(
+        std::min<uint64_t>(room.tokens, std::max<uint64_t>(left, 1)));
+    room.promised += request.promised();
+  }
+  return room;
+}
+
+absl::Status Scheduler::AdmitWaiting(Room room, For step) {
+  // Whoever gave up memory in this step does not get it back in the same one.
+  if (preempted_) return absl::OkStatus();
   while (!waiting_.empty() && running_.size() < batch_limit_.value()) {
     // Stays where it is in memory when it moves to those that run.
     auto& [id, next] = *waiting_.begin();
     const uint32_t chunk = Chunk(next, room);
     if (chunk == 0 || !MayAdmit(next, room)) break;
     const bool was_swapped = next.swapped;
-    absl::Status status = Seat(chunk);
-    if (status.ok() && was_swapped) {
+    absl::Status status = Seat(step == For::kThisStep ? chunk : next.tokens);
+    if (status.ok() && was_swapped && step == For::kThisStep) {
       const SequenceStep length = {next.sequence, next.computed + chunk};
       status = cache_->Step(std::span(&length, 1));
     }
     if (absl::IsResourceExhausted(status)) break;
     QUIRE_RETURN_IF_ERROR(status);
-    Take(id, &next, &room);
+    if (step == For::kThisStep) {
+      Take(id, &next, &room);
+    } else {
+      room.tokens -= chunk;
+    }
     room.promised += next.promised();
   }
   return absl::OkStatus();
@@ -252,6 +279,21 @@ void Scheduler::ForgetPlan() {
 
 // ---- Preemption -------------------------------------------------------------
 
+absl::Status Scheduler::ReleaseEnded() {
+  absl::Status status;
+  for (const SequenceId sequence : ended_)
+    status.Update(cache_->Release(sequence, last_fence_));
+  ended_.clear();
+  return status;
+}
+
+bool Scheduler::MakeRoom(const absl::Status& shortage) {
+  if (ended_.empty()) return Preempt(shortage);
+  // An error could only be that a sequence is not there.
+  ReleaseEnded().IgnoreError();
+  return true;
+}
+
 bool Scheduler::Preempt(const absl::Status& shortage) {
   auto first = running_.begin();
   const bool oldest_runs =
@@ -272,6 +314,8 @@ bool Scheduler::Preempt(const absl::Status& shortage) {
   const size_t chosen = policy_->Choose(candidates_, Shortfall(shortage));
   const auto victim = running_.find(candidates_[chosen].request);
   Request& request = victim->second;
+  request.scheduled = 0;
+  preempted_ = true;
   ++statistics_.preemptions;
   if (swap_ != nullptr && swap_->SwapOut(request.sequence, last_fence_).ok()) {
     request.swapped = true;
@@ -308,9 +352,9 @@ absl::Status Scheduler::Complete(std::span<const RequestId> ended,
   }
   for (const RequestId id : ended) running_.find(id)->second.ends = true;
 
+  absl::Status status = ReleaseEnded();  // where PrepareNext was not called
   last_fence_ = fence;
   ++statistics_.steps;
-  absl::Status status;
   for (const ScheduledTokens& scheduled : plan_) {
     const auto it = running_.find(scheduled.request);
     Request& request = it->second;
@@ -325,11 +369,13 @@ absl::Status Scheduler::Complete(std::span<const RequestId> ended,
     if (!scheduled.needs_logits) continue;
     ++request.tokens;
     if (!ends) continue;
-    status.Update(cache_->Release(request.sequence, fence));
+    ended_.push_back(request.sequence);
     running_.erase(it);
     ++statistics_.ended;
   }
   plan_.clear();
+  // With nobody left to wait for it, it need not be put off.
+  if (!options_.prepare_next || running_.empty()) status.Update(ReleaseEnded());
   return status;
 }
 

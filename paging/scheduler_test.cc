@@ -248,6 +248,35 @@ TEST_F(SchedulerTest, RequestsStartBehindTheirPrefixAndPublishWhatTheyCompute) {
   EXPECT_EQ(scheduler_->GetStatistics().cached_tokens, 16u + 9u);
 }
 
+TEST_F(SchedulerTest, PrepareNextTakesTheCallsOfTheCacheOutOfTheStep) {
+  SchedulerOptions options = Options();
+  options.prepare_next = true;
+  Make(8, options);
+  Add(20, 2);
+  Add(30, 4);
+  EXPECT_THAT(Text(*scheduler_->Schedule()), ElementsAre("1:0+20!"));
+  EXPECT_EQ(scheduler_->GetStatistics().running, 1u);
+  ASSERT_TRUE(scheduler_->PrepareNext().ok());
+  EXPECT_EQ(scheduler_->GetStatistics().running, 2u);
+  ASSERT_TRUE(scheduler_->Complete({}, Fence()).ok());
+  EXPECT_THAT(Step(), ElementsAre("1:20+1!", "2:0+30!"));
+  // The first has ended, and has its memory until the next step is under way.
+  EXPECT_EQ(cache_->Use().needed, Bytes(4 * 16 * 4));
+  EXPECT_THAT(Text(*scheduler_->Schedule()), ElementsAre("2:30+1!"));
+  ASSERT_TRUE(scheduler_->PrepareNext().ok());
+  EXPECT_EQ(cache_->Use().needed, Bytes(2 * 16 * 4));
+  ASSERT_TRUE(scheduler_->Complete({}, Fence()).ok());
+  // Before anybody is preempted, what ended goes.
+  cache_->set_pages(5);
+  Add(20, 1);
+  ASSERT_EQ(scheduler_->Schedule()->size(), 1u);
+  ASSERT_TRUE(scheduler_->PrepareNext().ok());
+  ASSERT_TRUE(scheduler_->Complete({}, Fence()).ok());
+  EXPECT_THAT(Step(), ElementsAre("2:32+1!", "3:0+20!"));
+  EXPECT_EQ(scheduler_->GetStatistics().preemptions, 0u);
+  EXPECT_TRUE(cache_->empty());
+}
+
 TEST_F(SchedulerTest, AShortageThatNoRequestCausesIsAnErrorUntilItEnds) {
   Make(10, Options());
   Add(20, 30);

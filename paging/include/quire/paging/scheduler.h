@@ -3,7 +3,9 @@
 //
 //   while (scheduler->has_work()) {
 //     QUIRE_ASSIGN_OR_RETURN(const auto step, scheduler->Schedule());
-//     ... queue the kernels of step, sample where needs_logits ...
+//     ... queue the kernels of step ...
+//     QUIRE_RETURN_IF_ERROR(scheduler->PrepareNext());  // meanwhile
+//     ... sample where needs_logits ...
 //     QUIRE_RETURN_IF_ERROR(scheduler->Complete(ended, fence));
 //   }
 //
@@ -60,6 +62,11 @@ struct SchedulerOptions {
   // Requests of a step that need logits; 0: as many as run.
   uint32_t max_logit_rows = 0;
   BatchLimitOptions batch_limit;
+  // PrepareNext releases what ended and admits what is to run, while the device
+  // computes, so that no step waits for the driver calls of either. Requests
+  // are then admitted one step ahead, with memory for all of their prompts.
+  // Else Complete releases, Schedule admits, and PrepareNext does nothing.
+  bool prepare_next = false;
 };
 
 // Moves sequences out of device memory and back.
@@ -137,6 +144,10 @@ class Scheduler {
   // request lacks memory that no other request holds, and the cache's.
   absl::StatusOr<std::span<const ScheduledTokens>> Schedule();
 
+  // Between Schedule, once the step is queued, and Complete; need not be
+  // called, but then nobody is admitted while others run. Errors: the cache's.
+  absl::Status PrepareNext();
+
   // The step was computed, or is queued and done when `fence` is. Each request
   // that needed logits has one token more, and ends where that is its last one,
   // or where it is among `ended`. Error: kInvalidArgument for one in `ended`
@@ -186,7 +197,11 @@ class Scheduler {
   // Plans for those that run and backs the plan, preempting where it must.
   absl::StatusOr<Room> BackRunning();
   Room Plan();
-  absl::Status AdmitWaiting(Room room);
+  // For the step under way, or for the next one.
+  enum class For { kThisStep, kNextStep };
+  absl::Status AdmitWaiting(Room room, For step);
+  // What the next step will have to give beyond those that run.
+  Room NextRoom() const;
   bool MayAdmit(const Request& request, const Room& room) const;
 
   // The tokens of the request that the room has place for.
@@ -196,7 +211,10 @@ class Scheduler {
   void ForgetPlan();
   absl::Status Publish(RequestId id, const Request& request) const;
 
-  // False where there is nobody to preempt.
+  absl::Status ReleaseEnded();
+  // Makes memory free: of what ended, else of a victim. False where there is
+  // neither.
+  bool MakeRoom(const absl::Status& shortage);
   bool Preempt(const absl::Status& shortage);
   // Gives up the sequence and what it has computed.
   void Forget(Request* request);
@@ -213,6 +231,8 @@ class Scheduler {
   uint64_t last_request_ = 0;
   Fence last_fence_;  // of the last step: covers what the running ones use
   std::vector<ScheduledTokens> plan_;
+  bool preempted_ = false;         // by the step under way
+  std::vector<SequenceId> ended_;  // and not yet released, under last_fence_
   SchedulerStatistics statistics_;
   // Kept for their capacity.
   std::vector<SequenceStep> lengths_;
