@@ -354,6 +354,7 @@ absl::Status Scheduler::Complete(std::span<const RequestId> ended,
 
   absl::Status status = ReleaseEnded();  // where PrepareNext was not called
   last_fence_ = fence;
+  cache_->EndBatch(fence);
   ++statistics_.steps;
   for (const ScheduledTokens& scheduled : plan_) {
     const auto it = running_.find(scheduled.request);

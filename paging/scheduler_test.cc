@@ -346,6 +346,26 @@ TEST_F(SchedulerTest, RejectsWhatCannotWork) {
   }
 }
 
+// On real memory: windows give pages back as sequences grow.
+TEST(SchedulerOnKvCacheTest, WhatIsBehindWindowsIsGivenBackStepByStep) {
+  TestDevice device(64);
+  KvModelShape shape(kTestShape);  // rows of 128 bytes, 32 to a page
+  for (KvLayerKind& kind : shape.layers) kind.window = 40;
+  const KvLayout layout = *KvLayout::Create(shape, 1);
+  const auto cache =
+      *KvCache::Create(device.memory(), layout, CacheOptions(320));
+  const auto scheduler = *Scheduler::Create(cache.get(), {});
+  ASSERT_TRUE(scheduler->Add(20, 300).ok());
+  while (scheduler->has_work()) {
+    ASSERT_TRUE(scheduler->Schedule().ok());
+    ASSERT_TRUE(scheduler->CheckInvariants().ok());
+    // 40 tokens lie in three pages of a layer at most.
+    EXPECT_LE(cache->Use().needed, Bytes(5 * 3 * 4096));
+    ASSERT_TRUE(scheduler->Complete({}, Fence()).ok());
+  }
+  EXPECT_TRUE(cache->CheckInvariants().ok());
+}
+
 // On real memory: a hard limit of the owner is as if there were no more.
 TEST(SchedulerOnKvCacheTest, AHardLimitOfTheOwnerHolds) {
   TestDevice device(256);
