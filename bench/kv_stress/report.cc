@@ -1,0 +1,143 @@
+#include "bench/kv_stress/report.h"
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace quire {
+namespace {
+
+struct Row {
+  const char* name;
+  std::function<std::string(const SimulationResult&)> text;
+};
+
+std::string Size(double bytes) {
+  return FormatBytes(Bytes(static_cast<uint64_t>(bytes)));
+}
+
+double PerSecond(const SimulationResult& r) {
+  return r.virtual_seconds > 0
+             ? static_cast<double>(r.served) / r.virtual_seconds
+             : 0;
+}
+
+double WaitingShare(const SimulationResult& r) {
+  return r.decode_steps > 0 ? static_cast<double>(r.decode_steps_waiting) /
+                                  static_cast<double>(r.decode_steps)
+                            : 0;
+}
+
+double IdleRatio(const SimulationResult& r) {
+  return r.idle_live.zero() ? 0
+                            : static_cast<double>(r.idle_held.value()) /
+                                  static_cast<double>(r.idle_live.value());
+}
+
+std::vector<Row> Rows() {
+  using R = SimulationResult;
+  const auto number = [](auto get) {
+    return [get](const R& r) { return absl::StrCat(get(r)); };
+  };
+  const auto decimals = [](const char* format, auto get) {
+    return [format, get](const R& r) {
+      return absl::StrFormat(absl::ParsedFormat<'f'>(format), get(r));
+    };
+  };
+  return {
+      {"create, us",
+       decimals("%.0f", [](const R& r) { return r.create_page_us; })},
+      {"requests served", number([](const R& r) { return r.served; })},
+      {"steps", number([](const R& r) { return r.steps; })},
+      {"virtual seconds",
+       decimals("%.1f", [](const R& r) { return r.virtual_seconds; })},
+      {"requests / virtual second", decimals("%.3f", PerSecond)},
+      {"admissions", number([](const R& r) { return r.scheduler.admissions; })},
+      {"preemptions",
+       number([](const R& r) { return r.scheduler.preemptions; })},
+      {"  tokens computed again",
+       number([](const R& r) { return r.scheduler.recomputed_tokens; })},
+      {"prompt tokens from cache",
+       number([](const R& r) { return r.scheduler.cached_tokens; })},
+      {"running, mean", decimals("%.1f", [](const R& r) { return r.running; })},
+      {"live, mean", [](const R& r) { return Size(r.live_bytes); }},
+      {"needed, mean", [](const R& r) { return Size(r.needed_bytes); }},
+      {"held, mean", [](const R& r) { return Size(r.held_bytes); }},
+      {"held / live",
+       decimals("%.4f", [](const R& r) { return r.waste_ratio(); })},
+      {"held, peak", [](const R& r) { return FormatBytes(r.peak_held); }},
+      {"held / live, idle", decimals("%.4f", IdleRatio)},
+      {"driver calls", number([](const R& r) { return r.driver_calls; })},
+      {"driver, virtual ms",
+       decimals("%.1f", [](const R& r) { return r.driver_ms; })},
+      {"  in one step",
+       decimals("%.1f", [](const R& r) { return r.longest_driver_ms; })},
+      {"driver calls meanwhile",
+       number([](const R& r) { return r.driver_calls_meanwhile; })},
+      {"  virtual ms",
+       decimals("%.1f", [](const R& r) { return r.driver_ms_meanwhile; })},
+      {"decode steps", number([](const R& r) { return r.decode_steps; })},
+      {"  that waited for the driver",
+       number([](const R& r) { return r.decode_steps_waiting; })},
+      {"host us / step",
+       decimals("%.1f", [](const R& r) { return r.host_us_per_step; })},
+      {"host us / Step of 256",
+       decimals("%.2f", [](const R& r) { return r.host_us_per_cache_step; })},
+  };
+}
+
+}  // namespace
+
+std::string FormatResults(const std::vector<SimulationResult>& results) {
+  std::string text = absl::StrFormat("%-30s", "cache");
+  for (const SimulationResult& result : results)
+    absl::StrAppendFormat(&text, "%16s", result.cache);
+  text += "\n";
+  for (const Row& row : Rows()) {
+    absl::StrAppendFormat(&text, "%-30s", row.name);
+    for (const SimulationResult& result : results)
+      absl::StrAppendFormat(&text, "%16s", row.text(result));
+    text += "\n";
+  }
+  return text;
+}
+
+nlohmann::json ResultToJson(const SimulationResult& r) {
+  return {{"cache", r.cache},
+          {"create_page_us", r.create_page_us},
+          {"requests_served", r.served},
+          {"steps", r.steps},
+          {"virtual_seconds", r.virtual_seconds},
+          {"requests_per_virtual_second", PerSecond(r)},
+          {"admitted_requests", r.scheduler.admissions},
+          {"preempted_requests", r.scheduler.preemptions},
+          {"recomputed_tokens", r.scheduler.recomputed_tokens},
+          {"cached_prompt_tokens", r.scheduler.cached_tokens},
+          {"batch_limit_halvings", r.scheduler.halvings},
+          {"prompt_tokens", r.prompt_tokens},
+          {"decoded_tokens", r.decoded_tokens},
+          {"mean_running", r.running},
+          {"mean_live_bytes", r.live_bytes},
+          {"mean_needed_bytes", r.needed_bytes},
+          {"mean_held_bytes", r.held_bytes},
+          {"waste_ratio", r.waste_ratio()},
+          {"peak_held_bytes", r.peak_held.value()},
+          {"peak_pages", r.peak_pages.value()},
+          {"driver_calls_on_critical_path", r.driver_calls},
+          {"driver_calls_off_critical_path", r.driver_calls_meanwhile},
+          {"driver_off_path_virtual_ms", r.driver_ms_meanwhile},
+          {"driver_virtual_ms", r.driver_ms},
+          {"longest_driver_virtual_ms", r.longest_driver_ms},
+          {"decode_steps", r.decode_steps},
+          {"decode_steps_waiting", r.decode_steps_waiting},
+          {"decode_steps_waiting_share", WaitingShare(r)},
+          {"host_us_per_step", r.host_us_per_step},
+          {"host_us_per_cache_step_of_256", r.host_us_per_cache_step},
+          {"idle_held_bytes", r.idle_held.value()},
+          {"idle_live_bytes", r.idle_live.value()},
+          {"idle_ratio", IdleRatio(r)}};
+}
+
+}  // namespace quire

@@ -1,0 +1,93 @@
+// Serving requests from one cache, on a software device and a virtual clock.
+//
+// Pages carry no memory, so that any device fits on any machine. A step takes
+// what the driver calls that it waits for cost, and then what the model
+// computes (cost_model.h) or what is called meanwhile, whichever is longer:
+// what ended is released, who runs next is admitted, and pages are mapped
+// ahead.
+
+#ifndef QUIRE_BENCH_KV_STRESS_SIMULATION_H_
+#define QUIRE_BENCH_KV_STRESS_SIMULATION_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "bench/kv_stress/cache_kind.h"
+#include "bench/kv_stress/cost_model.h"
+#include "bench/kv_stress/model_table.h"
+#include "bench/kv_stress/request_source.h"
+#include "quire/alloc/units.h"
+#include "quire/paging/scheduler.h"
+
+namespace quire {
+
+struct SimulationOptions {
+  StressModel model = {};
+  KvDType dtype = KvDType::kF16;
+  CacheSettings cache;
+  Bytes kv_memory;  // what the cache may have
+  SchedulerOptions scheduler;
+  std::string policy = "youngest";
+  bool prepare_pages = false;  // all of kv_memory is created at the start
+  bool prefixes = false;       // equal blocks of prompts are equal tokens
+  // The clock of arrivals, and what means are over: steps, else virtual time.
+  bool clock_is_steps = false;
+  // All have arrived and so many run: memory is trimmed and the rest weighed.
+  uint32_t idle_sequences = 16;
+};
+
+struct SimulationResult {
+  std::string cache;
+  double create_page_us = 0;
+  double virtual_seconds = 0;
+  uint64_t steps = 0;
+  uint64_t served = 0;
+  SchedulerStatistics scheduler;
+  uint64_t prompt_tokens = 0;  // computed, those computed again included
+  uint64_t decoded_tokens = 0;
+
+  // Means over the clock.
+  double running = 0;
+  double live_bytes = 0;    // keys and values that were computed
+  double needed_bytes = 0;  // CacheUse
+  // What others cannot have: parked and mapped ahead included, and of a pool of
+  // blocks those in use, since the pool as a whole is a setting.
+  double held_bytes = 0;
+  // held / live: 1 where nothing is wasted. Below 1 where sequences share.
+  double waste_ratio() const {
+    return live_bytes > 0 ? held_bytes / live_bytes : 0;
+  }
+  Bytes peak_held;
+  PageCount peak_pages;
+
+  // Calls that change pages and addresses: those that a step waits for, and
+  // those that are made while the device computes.
+  uint64_t driver_calls = 0;
+  double driver_ms = 0;
+  double longest_driver_ms = 0;  // in one step
+  uint64_t driver_calls_meanwhile = 0;
+  double driver_ms_meanwhile = 0;
+  uint64_t decode_steps = 0;
+  uint64_t decode_steps_waiting = 0;  // for such a call
+
+  // Of this machine, medians: Schedule and Complete of steps that wait for no
+  // driver call, and Step of the cache for 256 sequences with nothing to map.
+  double host_us_per_step = 0;
+  double host_us_per_cache_step = 0;
+
+  // With idle_sequences left, after Trim.
+  Bytes idle_held;
+  Bytes idle_live;
+};
+
+// Every request must fit in the longest sequence.
+absl::StatusOr<SimulationResult> Simulate(
+    const SimulationOptions& options, const CostModel& costs,
+    double create_page_us, const CacheKind& kind,
+    const std::vector<StressRequest>& requests);
+
+}  // namespace quire
+
+#endif  // QUIRE_BENCH_KV_STRESS_SIMULATION_H_
