@@ -18,13 +18,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "bench/fragmentation_stress/loads.h"
-#include "bench/fragmentation_stress/progress.h"
 #include "bench/fragmentation_stress/report.h"
 #include "bench/policies/policy_registry.h"
 #include "bench/policies/policy_replay.h"
 #include "bench/policies/simulated_device.h"
+#include "bench/progress.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/trace_formats.h"
 #include "quire/alloc/units.h"
@@ -62,16 +61,6 @@ absl::StatusOr<Bytes> ParseSize(const char* option, const std::string& text) {
       absl::StrCat(option, " \"", text, "\" is no size from ",
                    FormatBytes(SimulatedDevice::kPage), " to ",
                    FormatBytes(kLargestRequest)));
-}
-
-absl::StatusOr<std::vector<PolicySpec>> ParsePolicies(const std::string& text) {
-  std::vector<PolicySpec> specs;
-  for (const std::string& name :
-       std::vector<std::string>(absl::StrSplit(text, ','))) {
-    QUIRE_ASSIGN_OR_RETURN(PolicySpec spec, ParsePolicySpec(name));
-    specs.push_back(std::move(spec));
-  }
-  return specs;
 }
 
 absl::StatusOr<NamedTrace> ReadTrace(const std::string& path) {
@@ -218,7 +207,7 @@ int Main(int argc, char** argv) {
   if (!device_memory.ok()) return Fail(kWrongUsage, device_memory.status());
   const auto live = ParseSize("--live", options.live);
   if (!live.ok()) return Fail(kWrongUsage, live.status());
-  const auto specs = ParsePolicies(options.policies);
+  const auto specs = ParsePolicySpecs(options.policies);
   if (!specs.ok()) return Fail(kWrongUsage, specs.status());
   std::vector<NamedTrace> traces;
   for (const std::string& path : options.traces) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/text_table.h"
 
 namespace quire {
 namespace {
@@ -115,25 +116,6 @@ std::string Winners(const std::vector<StressRun>& runs, const Figure& figure) {
     absl::StrAppend(&names, names.empty() ? "" : ", ", run.policy);
   }
   return names.empty() ? "none" : names;
-}
-
-// Columns as wide as what is in them; the first is on the left.
-std::string AlignColumns(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], row[i].size());
-    }
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      const int width = static_cast<int>(widths[i]);
-      absl::StrAppendFormat(&text, i == 0 ? "%-*s" : "  %*s", width, row[i]);
-    }
-    text += '\n';
-  }
-  return text;
 }
 
 }  // namespace

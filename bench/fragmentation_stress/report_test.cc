@@ -2,7 +2,7 @@
 
 #include "bench/fragmentation_stress/report.h"
 
-#include "bench/fragmentation_stress/progress.h"
+#include "bench/progress.h"
 #include "gtest/gtest.h"
 
 namespace quire {

@@ -1,7 +1,7 @@
 #include "bench/policies/policy_registry.h"
 
 #include <algorithm>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "bench/policies/bfc_policy.h"
@@ -147,6 +147,19 @@ absl::StatusOr<PolicySpec> ParsePolicySpec(std::string_view text) {
   if (spec.ok()) return spec;
   return absl::InvalidArgumentError(
       absl::StrCat(kind->name, ": ", std::string(spec.status().message())));
+}
+
+absl::StatusOr<std::vector<PolicySpec>> ParsePolicySpecs(
+    std::string_view text) {
+  std::vector<PolicySpec> specs;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    QUIRE_ASSIGN_OR_RETURN(PolicySpec spec,
+                           ParsePolicySpec(text.substr(begin, end - begin)));
+    specs.push_back(std::move(spec));
+    begin = end + 1;
+  }
+  return specs;
 }
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "bench/policies/policy.h"
@@ -46,6 +47,8 @@ struct PolicySpec {
 // Errors: kInvalidArgument for unknown names, with those known, and for
 // settings that the policy does not have or cannot read.
 absl::StatusOr<PolicySpec> ParsePolicySpec(std::string_view text);
+// Several, separated by commas.
+absl::StatusOr<std::vector<PolicySpec>> ParsePolicySpecs(std::string_view text);
 
 }  // namespace quire
 

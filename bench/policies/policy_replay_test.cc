@@ -156,5 +156,16 @@ TEST(PolicySpecTest, NamesWhatIsKnown) {
                   .ok());
 }
 
+TEST(PolicySpecTest, ReadsLists) {
+  const auto specs = ParsePolicySpecs("bfc,pytorch:max_split_size_mb=64");
+  ASSERT_TRUE(specs.ok()) << specs.status();
+  ASSERT_EQ(specs->size(), 2u);
+  EXPECT_STREQ((*specs)[0].kind->name, "bfc");
+  EXPECT_EQ((*specs)[1].text, "pytorch:max_split_size_mb=64");
+  for (const char* wrong : {"", "bfc,", ",bfc"}) {
+    EXPECT_FALSE(ParsePolicySpecs(wrong).ok()) << wrong;
+  }
+}
+
 }  // namespace
 }  // namespace quire

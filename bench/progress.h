@@ -1,8 +1,8 @@
 // How far a long run is and how long it will take, for whoever waits at a
 // terminal: one line on stderr, from the third second on.
 
-#ifndef QUIRE_BENCH_FRAGMENTATION_STRESS_PROGRESS_H_
-#define QUIRE_BENCH_FRAGMENTATION_STRESS_PROGRESS_H_
+#ifndef QUIRE_BENCH_PROGRESS_H_
+#define QUIRE_BENCH_PROGRESS_H_
 
 #include <chrono>
 #include <cstdint>
@@ -35,4 +35,4 @@ std::string RemainingTime(double elapsed, double done, double total);
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_FRAGMENTATION_STRESS_PROGRESS_H_
+#endif  // QUIRE_BENCH_PROGRESS_H_

@@ -1,4 +1,4 @@
-#include "bench/fragmentation_stress/progress.h"
+#include "bench/progress.h"
 
 #include <unistd.h>
 

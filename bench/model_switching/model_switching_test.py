@@ -1,0 +1,97 @@
+"""What scripts rely on: exit statuses, JSON on stdout, messages on stderr."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = sys.argv.pop(1)
+MIB = 1 << 20
+MODEL = ("phase,op,id,bytes\nload,mark,0,0\nload,alloc,0,67108864\n"
+         "run1,mark,0,0\nrun1,alloc,1,33554432\nrun1,free,1,0\n"
+         "unload,mark,0,0\nunload,free,0,0\n")
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True,
+                          check=False)
+
+
+class ModelSwitchingTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / "a.csv").write_text(MODEL)
+        (self.folder / "b.csv").write_text(MODEL)
+
+    def write(self, usable, **more):
+        scenario = {
+            "name": "day", "class": "tight", "usable_bytes": usable,
+            "minimum_peak_bytes": 160 * MIB, "minimum_peak_step": 2,
+            "minimum_peak_bytes_of_each_step": [64 * MIB, 128 * MIB, 160 * MIB,
+                                                128 * MIB],
+            "steps": [{"do": "load", "workload": "a"},
+                      {"do": "load", "workload": "b"},
+                      {"do": "run", "workload": "b", "phase": "run1"},
+                      {"do": "unload", "workload": "a"}], **more}
+        path = self.folder / "scenarios.json"
+        path.write_text(json.dumps({"scenarios": [scenario]}))
+        return str(path)
+
+    def test_keeps_and_restarts(self):
+        ran = run(self.write(160 * MIB), "--policies", "quire,pytorch", "--json",
+                  "--disk-rate", "64MiB")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        objects = json.loads(ran.stdout)
+        self.assertEqual([(o["policy"], o["strategy"]) for o in objects],
+                         [("quire", "keep"), ("quire", "restart"),
+                          ("pytorch", "keep"), ("pytorch", "restart")])
+        for o in objects:
+            self.assertTrue(o["as_good_as_can_be"])
+            self.assertEqual(o["peak_requested"], 160 * MIB)
+            self.assertEqual((o["switches"], o["switches_survived"]), (3, 3))
+        self.assertEqual([o["bytes_loaded"] // MIB for o in objects],
+                         [128, 256, 128, 256])
+        # 64 MiB a second: a restart for b reads both models.
+        self.assertGreater(objects[1]["seconds_to_switch"]["worst"], 2)
+        self.assertLess(objects[0]["seconds_to_switch"]["worst"], 1.5)
+
+    def test_tells_capacity(self):
+        ran = run(self.write(158 * MIB, first_step_over=2), "--policies",
+                  "quire", "--json")
+        for o in json.loads(ran.stdout):
+            self.assertEqual(o["first_failed_step"], 2)
+            self.assertEqual(o["steps"][2]["failure"], "capacity")
+            self.assertEqual(o["steps"][2]["dropped"], "b")
+            self.assertTrue(o["as_good_as_can_be"])
+
+    def test_table(self):
+        ran = run(self.write(256 * MIB))
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertEqual(len(ran.stdout.splitlines()), 7)
+
+    def test_wrong_usage_and_bad_files(self):
+        file = self.write(256 * MIB)
+        for arguments, status, message in (
+                ((), 2, "FILE"),
+                ((file, "--policies", "glibc"), 2, 'no policy "glibc"'),
+                ((file, "--disk-rate", "fast"), 2, '--disk-rate "fast"'),
+                ((file, "--scenario", "night"), 1, "there are day"),
+                ((file, "--traces", "/nowhere"), 1, "a.csv: cannot be read"),
+                (("/nowhere/s.json",), 1, "s.json: cannot be read")):
+            with self.subTest(arguments):
+                ran = run(*arguments)
+                self.assertEqual((ran.returncode, ran.stdout), (status, ""))
+                self.assertIn(message, ran.stderr)
+        (self.folder / "a.csv").write_text("phase,op,id,bytes\nload,jump,0,0\n")
+        ran = run(file)
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("a.csv: line 2", ran.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,224 @@
+// Small days whose outcome is worked out by hand, and the days of the traces
+// folder, whose least memory, step by step, is published with them.
+
+#include "bench/model_switching/player.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "gtest/gtest.h"
+
+namespace quire {
+namespace {
+
+constexpr char kHeader[] = "phase,op,id,bytes\n";
+
+Workload Read(const std::string& rows) {
+  const auto workload = ReadWorkload(kHeader + rows);
+  EXPECT_TRUE(workload.ok()) << workload.status();
+  return workload.value_or(Workload());
+}
+
+// 64 MiB of weights; a run takes 32 MiB more, for a while.
+Workload SmallModel() {
+  return Read(
+      "load,mark,0,0\nload,alloc,0,67108864\n"
+      "run1,mark,0,0\nrun1,mark,1,0\nrun1,alloc,1,33554432\nrun1,free,1,0\n"
+      "unload,mark,0,0\nunload,free,0,0\n");
+}
+
+Scenario ReadOne(const std::string& steps, uint64_t usable,
+                 const std::string& minima) {
+  const auto scenarios = ReadScenarios(
+      R"({"scenarios": [{"name": "day", "class": "tight", "usable_bytes": )" +
+      std::to_string(usable) +
+      R"(, "minimum_peak_bytes": 0, "minimum_peak_step": 0,)"
+      R"("minimum_peak_bytes_of_each_step": [)" +
+      minima + R"(], "steps": [)" + steps + "]}]}");
+  EXPECT_TRUE(scenarios.ok()) << scenarios.status();
+  return scenarios.ok() && !scenarios->empty() ? scenarios->front()
+                                               : Scenario();
+}
+
+ScenarioResult Play(const Scenario& scenario,
+                    const std::map<std::string, Workload>& workloads,
+                    const std::string& policy,
+                    SwitchStrategy strategy = SwitchStrategy::kKeep) {
+  const auto result =
+      PlayScenario(scenario, workloads, *ParsePolicySpec(policy), strategy);
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.value_or(ScenarioResult());
+}
+
+TEST(ScenarioPlayerTest, PlaysStepByStep) {
+  const Scenario scenario = ReadOne(
+      R"({"do": "load", "workload": "a"}, {"do": "load", "workload": "b"},
+         {"do": "parallel", "chunk": 1, "parts": [
+            {"workload": "a", "phase": "run1"},
+            {"workload": "b", "phase": "run1"}]},
+         {"do": "reserve", "name": "kv", "count": 3, "bytes_each": 1048576},
+         {"do": "unload", "workload": "a"}, {"do": "release", "name": "kv"})",
+      GiB(1).value(), "0,0,0,0,0,0");
+  const ScenarioResult result =
+      Play(scenario, {{"a", SmallModel()}, {"b", SmallModel()}}, "cudamalloc");
+  ASSERT_EQ(result.steps.size(), 6u);
+  const uint64_t expected[] = {64, 128, 192, 131, 131, 67};
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(result.steps[i].peak_requested, MiB(expected[i])) << i;
+  }
+  EXPECT_EQ(result.switches, 3u);
+  EXPECT_EQ(result.switches_survived, 3u);
+  EXPECT_EQ(result.loaded(), MiB(128));
+  EXPECT_FALSE(result.first_failed_step);
+}
+
+TEST(ScenarioPlayerTest, DropsWhatDoesNotFitAndGoesOn) {
+  const Scenario scenario = ReadOne(
+      R"({"do": "load", "workload": "a"}, {"do": "load", "workload": "b"},
+         {"do": "run", "workload": "b", "phase": "run1"},
+         {"do": "unload", "workload": "b"},
+         {"do": "run", "workload": "a", "phase": "run1"})",
+      MiB(96).value(), "0,0,0,0,0");
+  const ScenarioResult result =
+      Play(scenario, {{"a", SmallModel()}, {"b", SmallModel()}}, "quire");
+  ASSERT_EQ(result.steps.size(), 5u);
+  EXPECT_EQ(result.first_failed_step, 1u);
+  EXPECT_EQ(result.steps[1].failure, ShortageKind::kCapacity);
+  EXPECT_EQ(result.steps[1].dropped, "b");
+  EXPECT_EQ(result.steps[1].failed_request, MiB(64));
+  EXPECT_TRUE(result.steps[2].passed_over);
+  EXPECT_TRUE(result.steps[3].passed_over);
+  EXPECT_EQ(result.steps[4].peak_requested, MiB(96));
+  EXPECT_EQ(result.switches, 3u);
+  EXPECT_EQ(result.switches_survived, 1u);
+  EXPECT_EQ(result.capacity_failures, 1u);
+}
+
+// 95.75 of 96 MiB are asked for, and pages hold no more than 95.5 of them: that
+// is the policy's doing, unless the step goes on to ask for what does not
+// exist.
+TEST(ScenarioPlayerTest, BlamesCapacityWhereTheStepNeedsMoreThanThereIs) {
+  const Workload model = Read(
+      "load,mark,0,0\nload,alloc,0,67108864\n"
+      "run1,mark,0,0\nrun1,alloc,1,33030144\nrun1,alloc,2,262144\n");
+  const std::string steps =
+      R"({"do": "load", "workload": "a"},
+         {"do": "run", "workload": "a", "phase": "run1"})";
+  for (const auto& [needed, kind] :
+       {std::pair(MiB(96), ShortageKind::kFragmentation),
+        std::pair(MiB(97), ShortageKind::kCapacity)}) {
+    const Scenario scenario =
+        ReadOne(steps, MiB(96).value(), "0," + std::to_string(needed.value()));
+    const ScenarioResult result = Play(scenario, {{"a", model}}, "cudamalloc");
+    ASSERT_EQ(result.steps.size(), 2u);
+    EXPECT_EQ(result.steps[1].failure, kind);
+    EXPECT_EQ(result.steps[1].failed_request, KiB(256));
+  }
+}
+
+// Three models of 64 MiB, one switch after the other: a new process loads all
+// that is to be there, the first time one, then two, then three, then two.
+TEST(ScenarioPlayerTest, RestartLoadsAgainWhatStays) {
+  const Scenario scenario = ReadOne(
+      R"({"do": "load", "workload": "a"}, {"do": "load", "workload": "b"},
+         {"do": "load", "workload": "c"}, {"do": "unload", "workload": "a"},
+         {"do": "run", "workload": "b", "phase": "run1"})",
+      GiB(1).value(), "0,0,0,0,0");
+  const std::map<std::string, Workload> workloads = {
+      {"a", SmallModel()}, {"b", SmallModel()}, {"c", SmallModel()}};
+  const ScenarioResult result =
+      Play(scenario, workloads, "pytorch", SwitchStrategy::kRestart);
+  EXPECT_EQ(result.loaded(), MiB(64 * 8));
+  EXPECT_EQ(result.steps[4].peak_requested, MiB(64 * 2 + 32));
+  // What the unloaded model had is not kept.
+  EXPECT_EQ(result.steps[4].peak_reserved, MiB(64 * 2 + 32));
+  EXPECT_EQ(Play(scenario, workloads, "pytorch").loaded(), MiB(64 * 3));
+}
+
+TEST(ScenarioPlayerTest, NamesWhatIsMissing) {
+  const Scenario scenario =
+      ReadOne(R"({"do": "run", "workload": "a", "phase": "run7"})",
+              GiB(1).value(), "0");
+  EXPECT_EQ(PlayScenario(scenario, {}, *ParsePolicySpec("quire"),
+                         SwitchStrategy::kKeep)
+                .status()
+                .message(),
+            "there is no workload a");
+  EXPECT_EQ(PlayScenario(scenario, {{"a", SmallModel()}},
+                         *ParsePolicySpec("quire"), SwitchStrategy::kKeep)
+                .status()
+                .message(),
+            "a has no phase run7");
+}
+
+TEST(ReadScenariosTest, SaysWhereAFileIsWrong) {
+  EXPECT_EQ(ReadScenarios("{").status().message(), "it is no JSON");
+  EXPECT_EQ(ReadScenarios("{}").status().message(), "scenarios is missing");
+  EXPECT_EQ(ReadScenarios(R"({"scenarios": [{"name": 3}]})").status().message(),
+            "scenario 0: name is no text");
+  EXPECT_EQ(ReadScenarios(R"({"scenarios": [{"name": "n", "class": "c",
+          "usable_bytes": 1, "minimum_peak_bytes": 1, "minimum_peak_step": 0,
+          "minimum_peak_bytes_of_each_step": [1],
+          "steps": [{"do": "dance"}]}]})")
+                .status()
+                .message(),
+            "scenario 0: step 0: \"dance\" is nothing that can be done");
+  EXPECT_EQ(ReadWorkload(std::string(kHeader) + "load,alloc,0,1\n")
+                .status()
+                .message(),
+            "events come before the first phase");
+}
+
+std::string Contents(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::ostringstream contents;
+  contents << file.rdbuf();
+  return contents.str();
+}
+
+// The days that are published: live bytes are what they say, step by step;
+// Quire survives all that fit; what cannot fit is told as that, and not before.
+TEST(PublishedScenariosTest, QuireSurvivesWhatFits) {
+  const std::filesystem::path folder =
+      std::filesystem::path(QUIRE_SOURCE_DIR).parent_path() /
+      "shared/traces/model-ops";
+  if (!std::filesystem::exists(folder)) {
+    GTEST_SKIP() << "no traces at " << folder;
+  }
+  const auto scenarios =
+      ReadScenarios(Contents(folder / "switching_scenarios.json"));
+  ASSERT_TRUE(scenarios.ok()) << scenarios.status();
+  EXPECT_FALSE(scenarios->empty());
+  std::map<std::string, Workload> workloads;
+  for (const Scenario& scenario : *scenarios) {
+    SCOPED_TRACE(scenario.name);
+    for (const std::string& name : WorkloadsOf(scenario)) {
+      if (workloads.contains(name)) continue;
+      const auto read = ReadWorkload(Contents(folder / (name + ".csv")));
+      ASSERT_TRUE(read.ok()) << name << ": " << read.status();
+      workloads[name] = *read;
+    }
+    const ScenarioResult result = Play(scenario, workloads, "quire");
+    ASSERT_EQ(result.steps.size(), scenario.steps.size());
+    EXPECT_EQ(result.fragmentation_failures, 0u);
+    if (!scenario.first_step_over) {
+      EXPECT_FALSE(result.first_failed_step);
+      EXPECT_EQ(result.peak_requested, scenario.minimum_peak);
+      for (size_t i = 0; i < result.steps.size(); ++i) {
+        EXPECT_EQ(result.steps[i].peak_requested,
+                  scenario.minimum_peak_of_steps[i])
+            << "step " << i;
+      }
+    } else {
+      ASSERT_TRUE(result.first_failed_step);
+      EXPECT_GE(*result.first_failed_step, *scenario.first_step_over);
+      EXPECT_GT(result.capacity_failures, 0u);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire

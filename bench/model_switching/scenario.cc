@@ -1,0 +1,211 @@
+#include "bench/model_switching/scenario.h"
+
+#include <array>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+#include "quire/alloc/status_macros.h"
+#include "quire/alloc/trace_formats.h"
+
+namespace quire {
+namespace {
+
+using nlohmann::json;
+using Kind = ScenarioStep::Kind;
+
+constexpr std::array<std::pair<const char*, Kind>, 6> kKinds = {
+    {{"load", Kind::kLoad},
+     {"run", Kind::kRun},
+     {"unload", Kind::kUnload},
+     {"reserve", Kind::kReserve},
+     {"release", Kind::kRelease},
+     {"parallel", Kind::kParallel}}};
+
+// Reads fields of one object; the first that is wrong is the error.
+class Fields {
+ public:
+  explicit Fields(const json& object) : object_(object) {
+    if (!object.is_object()) Refuse("it is no object");
+  }
+
+  void Read(const char* name, std::string* value) {
+    const json* const field = Find(name);
+    if (field == nullptr) return;
+    if (!field->is_string()) return Refuse(name, " is no text");
+    *value = field->get<std::string>();
+  }
+  void Read(const char* name, uint64_t* value) {
+    const json* const field = Find(name);
+    if (field == nullptr) return;
+    if (!field->is_number_unsigned()) return Refuse(name, " is no number");
+    *value = field->get<uint64_t>();
+  }
+  void Read(const char* name, Bytes* value) {
+    uint64_t bytes = 0;
+    Read(name, &bytes);
+    *value = Bytes(bytes);
+  }
+  // Empty where it is no list.
+  const json& List(const char* name) {
+    static const json& empty = *new json(json::array());
+    const json* const field = Find(name);
+    if (field == nullptr) return empty;
+    if (field->is_array()) return *field;
+    Refuse(name, " is no list");
+    return empty;
+  }
+  bool Has(const char* name) const {
+    return object_.is_object() && object_.contains(name);
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const json* Find(const char* name) {
+    if (Has(name)) return &object_[name];
+    Refuse(name, " is missing");
+    return nullptr;
+  }
+  void Refuse(const char* what, const char* why = "") {
+    status_.Update(absl::InvalidArgumentError(absl::StrCat(what, why)));
+  }
+
+  const json& object_;
+  absl::Status status_;
+};
+
+absl::Status Within(const absl::Status& status, const std::string& where) {
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, ": ", std::string(status.message())));
+}
+
+absl::StatusOr<ScenarioStep> ReadStep(const json& object) {
+  Fields fields(object);
+  std::string name;
+  fields.Read("do", &name);
+  QUIRE_RETURN_IF_ERROR(fields.status());
+  ScenarioStep step;
+  bool known = false;
+  for (const auto& [text, kind] : kKinds) {
+    if (name != text) continue;
+    step.kind = kind;
+    known = true;
+  }
+  if (!known) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", name, "\" is nothing that can be done"));
+  }
+  if (step.kind == Kind::kParallel) {
+    fields.Read("chunk", &step.chunk);
+    if (fields.status().ok() && step.chunk == 0) {
+      return absl::InvalidArgumentError("chunk is 0");
+    }
+    for (const json& part : fields.List("parts")) {
+      Fields of_part(part);
+      ScenarioPart& read = step.parts.emplace_back();
+      of_part.Read("workload", &read.workload);
+      of_part.Read("phase", &read.phase);
+      QUIRE_RETURN_IF_ERROR(of_part.status());
+    }
+  } else {
+    ScenarioPart& part = step.parts.emplace_back();
+    const bool pool =
+        step.kind == Kind::kReserve || step.kind == Kind::kRelease;
+    fields.Read(pool ? "name" : "workload", &part.workload);
+    if (step.kind == Kind::kRun) fields.Read("phase", &part.phase);
+    if (step.kind == Kind::kReserve) {
+      fields.Read("count", &step.count);
+      fields.Read("bytes_each", &step.bytes_each);
+    }
+  }
+  QUIRE_RETURN_IF_ERROR(fields.status());
+  return step;
+}
+
+absl::StatusOr<Scenario> ReadScenario(const json& object) {
+  Fields fields(object);
+  Scenario scenario;
+  fields.Read("name", &scenario.name);
+  fields.Read("class", &scenario.category);
+  fields.Read("usable_bytes", &scenario.usable);
+  fields.Read("minimum_peak_bytes", &scenario.minimum_peak);
+  fields.Read("minimum_peak_step", &scenario.minimum_peak_step);
+  if (fields.Has("first_step_over")) {
+    fields.Read("first_step_over", &scenario.first_step_over.emplace());
+  }
+  for (const json& bytes : fields.List("minimum_peak_bytes_of_each_step")) {
+    if (!bytes.is_number_unsigned()) {
+      return absl::InvalidArgumentError(
+          "minimum_peak_bytes_of_each_step holds what is no number");
+    }
+    scenario.minimum_peak_of_steps.push_back(Bytes(bytes.get<uint64_t>()));
+  }
+  for (const json& step : fields.List("steps")) {
+    absl::StatusOr<ScenarioStep> read = ReadStep(step);
+    QUIRE_RETURN_IF_ERROR(
+        Within(read.status(), absl::StrCat("step ", scenario.steps.size())));
+    scenario.steps.push_back(*std::move(read));
+  }
+  QUIRE_RETURN_IF_ERROR(fields.status());
+  if (scenario.minimum_peak_of_steps.size() != scenario.steps.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("minimum_peak_bytes_of_each_step has ",
+                     scenario.minimum_peak_of_steps.size(), " entries for ",
+                     scenario.steps.size(), " steps"));
+  }
+  return scenario;
+}
+
+}  // namespace
+
+const char* ScenarioStepName(Kind kind) {
+  for (const auto& [text, known] : kKinds) {
+    if (known == kind) return text;
+  }
+  return "?";
+}
+
+absl::StatusOr<std::vector<Scenario>> ReadScenarios(std::string_view contents) {
+  const json file = json::parse(contents, nullptr, /*allow_exceptions=*/false);
+  if (file.is_discarded()) return absl::InvalidArgumentError("it is no JSON");
+  Fields fields(file);
+  std::vector<Scenario> scenarios;
+  for (const json& object : fields.List("scenarios")) {
+    absl::StatusOr<Scenario> scenario = ReadScenario(object);
+    QUIRE_RETURN_IF_ERROR(
+        Within(scenario.status(), absl::StrCat("scenario ", scenarios.size())));
+    scenarios.push_back(*std::move(scenario));
+  }
+  QUIRE_RETURN_IF_ERROR(fields.status());
+  return scenarios;
+}
+
+std::vector<std::string> WorkloadsOf(const Scenario& scenario) {
+  std::set<std::string> names;
+  for (const ScenarioStep& step : scenario.steps) {
+    if (step.kind == Kind::kReserve || step.kind == Kind::kRelease) continue;
+    for (const ScenarioPart& part : step.parts) names.insert(part.workload);
+  }
+  return {names.begin(), names.end()};
+}
+
+absl::StatusOr<Workload> ReadWorkload(std::string_view contents) {
+  QUIRE_ASSIGN_OR_RETURN(const AllocationTrace trace, ReadQuireCsv(contents));
+  Workload workload;
+  std::vector<AllocationEvent>* phase = nullptr;
+  for (const AllocationEvent& event : trace.events) {
+    if (event.action == AllocationAction::kMark) {
+      const std::string& label = trace.labels[event.label];
+      phase = &workload.phases[label.substr(0, label.find(' '))];
+    }
+    if (phase == nullptr) {
+      return absl::InvalidArgumentError("events come before the first phase");
+    }
+    phase->push_back(event);
+  }
+  return workload;
+}
+
+}  // namespace quire
