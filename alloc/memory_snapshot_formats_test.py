@@ -2,11 +2,12 @@
 """What other programs read from a memory snapshot.
 
   memory_snapshot_formats_test.py schema SAMPLE DOCS   the JSON fits its schema
-  memory_snapshot_formats_test.py pytorch SAMPLE       PyTorch's own tool reads it
+  memory_snapshot_formats_test.py pytorch SAMPLE CACHE PyTorch's own tool reads it
 
 SAMPLE is the program that writes a snapshot. Exits with 77 where what the test
-needs is not installed. PyTorch is looked for in this Python's packages; its
-torch/cuda/_memory_viz.py may be given by QUIRE_MEMORY_VIZ instead.
+needs is not to be had. PyTorch's torch/cuda/_memory_viz.py is the one that
+QUIRE_MEMORY_VIZ names, or that of this Python's packages, or is fetched from
+PyTorch's wheel, once, to the folder CACHE.
 """
 import copy
 import importlib.util
@@ -88,7 +89,7 @@ def test_schema(program, docs):
     return 0
 
 
-def find_memory_viz():
+def installed_memory_viz():
     path = os.environ.get("QUIRE_MEMORY_VIZ")
     if path:
         return path
@@ -108,11 +109,21 @@ def load_memory_viz(path):
     return module
 
 
-def test_pytorch(program):
-    path = find_memory_viz()
-    if path is None:
-        print("skipped: PyTorch is not installed, and QUIRE_MEMORY_VIZ is "
-              "not set")
+def find_memory_viz(cache):
+    path = installed_memory_viz()
+    if path is not None:
+        return path
+    sys.path.insert(0, str(pathlib.Path(__file__).parent / "testing"))
+    import fetch_memory_viz
+    return fetch_memory_viz.fetch(cache)
+
+
+def test_pytorch(program, cache):
+    try:
+        path = find_memory_viz(cache)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print("skipped: PyTorch is not installed, QUIRE_MEMORY_VIZ is not set, "
+              f"and its file cannot be fetched: {error}")
         return SKIPPED
     viz = load_memory_viz(path)
     with tempfile.TemporaryDirectory() as folder:
