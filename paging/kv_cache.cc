@@ -130,26 +130,24 @@ void KvCache::Impl::Dispose(std::unique_ptr<KvRegion> region) {
 // A decode step where no sequence crosses into a new page is a few compares a
 // sequence, and allocates nothing.
 absl::Status KvCache::Impl::Step(std::span<const SequenceStep> steps) {
-  const bool finds_ahead_mapping =
-      mapping_ahead_.load(std::memory_order_relaxed);
+  StepStart start;
+  if (options_.page_ahead.max_steps > 0) start.now = Now();
+  start.finds_mapping = mapping_ahead_.load(std::memory_order_relaxed);
   waiting_.fetch_add(1, std::memory_order_relaxed);
   MutexLock operation(&operation_mutex_);
   waiting_.fetch_sub(1, std::memory_order_relaxed);
-  PageCount needed;
   {
     MutexLock lock(&state_mutex_);
     QUIRE_RETURN_IF_ERROR(Examine(steps));
-    needed = totals_.needed();
+    start.needed = totals_.needed();
     if (demands_.empty()) {
-      FinishStep(steps, needed, finds_ahead_mapping);
-      ++steps_without_mapping_;
+      FinishStep(steps, start, /*mapped=*/false);
       return absl::OkStatus();
     }
   }
   QUIRE_ASSIGN_OR_RETURN(const bool mapped, Back(demands_, PageCount(0)));
   MutexLock lock(&state_mutex_);
-  FinishStep(steps, needed, mapped || finds_ahead_mapping);
-  if (!mapped) ++steps_without_mapping_;
+  FinishStep(steps, start, mapped);
   return absl::OkStatus();
 }
 
@@ -180,7 +178,7 @@ absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
 }
 
 void KvCache::Impl::FinishStep(std::span<const SequenceStep> steps,
-                               PageCount needed_before, bool waited) {
+                               const StepStart& start, bool mapped) {
   for (const SequenceStep& step : steps) {
     Sequence& sequence = sequences_[SlotOf(step.sequence)];
     if (step.length > sequence.length)
@@ -192,10 +190,11 @@ void KvCache::Impl::FinishStep(std::span<const SequenceStep> steps,
     sequence.region->UseQuietly(step.length);
   }
   ++steps_;
-  if (waited) ++steps_waited_;
+  if (!mapped) ++steps_without_mapping_;
+  if (mapped || start.finds_mapping) ++steps_waited_;
   if (options_.page_ahead.max_steps > 0)
-    PlanAhead(PageCount(
-        SaturatingSubtract(totals_.needed().value(), needed_before.value())));
+    PlanAhead(start.now, PageCount(SaturatingSubtract(totals_.needed().value(),
+                                                      start.needed.value())));
 }
 
 absl::Status KvCache::Impl::Shrink(SequenceId id, uint64_t length,

@@ -50,8 +50,8 @@ absl::StatusOr<PageCount> KvCache::Impl::PrepareAhead(
   }
 }
 
-void KvCache::Impl::PlanAhead(PageCount pages) {
-  horizon_.OnStep(Now(), pages);
+void KvCache::Impl::PlanAhead(uint64_t now, PageCount pages) {
+  horizon_.OnStep(now, pages);
   if (ahead_thread_ != nullptr &&
       MostUrgent(horizon_.steps()).region != nullptr)
     ahead_thread_->Wake();
@@ -77,9 +77,22 @@ KvCache::Impl::Demand KvCache::Impl::MostUrgent(uint32_t steps) const {
   return most;
 }
 
+// The time includes what it takes to get the locks, under which no clock of a
+// caller is read: it is time that a mapping needs as well.
+absl::StatusOr<PageCount> KvCache::Impl::MapOneAhead(
+    std::optional<uint32_t> steps) {
+  const uint64_t start = Now();
+  QUIRE_ASSIGN_OR_RETURN(const PageCount pages, MapMostUrgent(steps));
+  if (pages.zero()) return pages;
+  const uint64_t nanoseconds = SaturatingSubtract(Now(), start);
+  MutexLock lock(&state_mutex_);
+  horizon_.OnMapped(nanoseconds, pages);
+  return pages;
+}
+
 // The tokens in use are raised while the pages are mapped, so that nobody takes
 // pages before them meanwhile.
-absl::StatusOr<PageCount> KvCache::Impl::MapOneAhead(
+absl::StatusOr<PageCount> KvCache::Impl::MapMostUrgent(
     std::optional<uint32_t> steps) {
   MutexLock operation(&operation_mutex_);
   Demand demand{nullptr, 0};
@@ -102,13 +115,10 @@ absl::StatusOr<PageCount> KvCache::Impl::MapOneAhead(
   PageCount& count = planned.run.count;
   count = std::min(count, PageCount(at_once));
   absl::Status status;
-  uint64_t nanoseconds = 0;
   if (!count.zero()) {
-    const uint64_t start = Now();
     mapping_ahead_.store(true, std::memory_order_relaxed);
     status = CommitRuns(std::span(&planned, 1), Patience::kNone);
     mapping_ahead_.store(false, std::memory_order_relaxed);
-    nanoseconds = SaturatingSubtract(Now(), start);
   }
   MutexLock lock(&state_mutex_);
   Modify(demand.region,
@@ -117,7 +127,6 @@ absl::StatusOr<PageCount> KvCache::Impl::MapOneAhead(
   if (absl::IsResourceExhausted(status)) return PageCount(0);
   QUIRE_RETURN_IF_ERROR(status);
   if (count.zero()) return count;
-  horizon_.OnMapped(nanoseconds, count);
   ++runs_mapped_ahead_;
   pages_mapped_ahead_ += count.value();
   return count;

@@ -190,9 +190,15 @@ class KvCache::Impl {
   // Checks the steps, and leaves in demands_ those that need more pages.
   absl::Status Examine(std::span<const SequenceStep> steps)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
-  // What Examine found is backed, whose pages were `needed_before`.
-  void FinishStep(std::span<const SequenceStep> steps, PageCount needed_before,
-                  bool waited)
+  // A step as it was when it began.
+  struct StepStart {
+    uint64_t now = 0;            // on the clock of page-ahead, if there is one
+    bool finds_mapping = false;  // of pages ahead
+    PageCount needed;            // in all
+  };
+  // What Examine found is backed.
+  void FinishStep(std::span<const SequenceStep> steps, const StepStart& start,
+                  bool mapped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
 
   // ---- Windows (kv_cache_window.cc) ----
@@ -215,7 +221,7 @@ class KvCache::Impl {
   uint64_t Now() const;
   // After a step that needed `pages` more: looks how far ahead to map, and
   // wakes the thread where there is something to map.
-  void PlanAhead(PageCount pages)
+  void PlanAhead(uint64_t now, PageCount pages)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   // The sequence of the last Step that lacks pages soonest, and for how many
   // tokens `steps` steps need them; no region where none lacks any.
@@ -223,6 +229,8 @@ class KvCache::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // Maps one run of pages; 0 where there is none to map, or no pages at once.
   absl::StatusOr<PageCount> MapOneAhead(std::optional<uint32_t> steps)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  absl::StatusOr<PageCount> MapMostUrgent(std::optional<uint32_t> steps)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
 
   // Backs every demand, and leaves `headroom` pages obtainable: all or nothing.
