@@ -119,8 +119,8 @@ TEST(KvCacheAheadTest, LooksAsFarAheadAsCallsTake) {
     ASSERT_TRUE(cache->PrepareAhead().ok());
   }
   EXPECT_EQ(cache->GetStatistics().steps_ahead, 1u);  // calls take no time
-  // Every reading takes a unit: a mapping takes one, and a step comes after one
-  // more than there were mappings.
+  // Every reading takes a unit: a mapping takes one, and a step comes after two
+  // to three, so that five mappings take two steps.
   options.page_ahead.clock = [&now] { return now += 1000; };
   const auto slow = MakeCache(&device, 1, options);
   const SequenceId other = Admit(slow.get(), 31);
@@ -128,7 +128,7 @@ TEST(KvCacheAheadTest, LooksAsFarAheadAsCallsTake) {
     ASSERT_TRUE(Step(slow.get(), other, length).ok());
     ASSERT_TRUE(slow->PrepareAhead().ok());
   }
-  EXPECT_GT(slow->GetStatistics().steps_ahead, 3u);
+  EXPECT_GE(slow->GetStatistics().steps_ahead, 3u);
   EXPECT_LE(slow->GetStatistics().steps_ahead, 16u);
 }
 
