@@ -15,8 +15,8 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 // all of its pages; then the next size does the same. Only meshing would get
 // the pages back.
 void AgainstQuire(TraceMaker& trace, uint64_t live) {
-  std::vector<Piece> survivors;
-  std::vector<Piece> generation;
+  std::vector<TracePiece> survivors;
+  std::vector<TracePiece> generation;
   while (!trace.full()) {
     const uint64_t size = trace.RandomSize(4 * kKiB, 32 * kKiB);
     while (trace.live() < live && !trace.full()) {
@@ -37,7 +37,7 @@ void AgainstQuire(TraceMaker& trace, uint64_t live) {
 // A block that is 2 MiB larger each time fits none of those before, and what
 // survives in each keeps its segment from going back.
 void AgainstPyTorch(TraceMaker& trace, uint64_t live) {
-  std::vector<Piece> survivors;
+  std::vector<TracePiece> survivors;
   for (uint64_t size = 32 * kMiB; !trace.full(); size += 2 * kMiB) {
     if (size > live / 4) {
       trace.FreeAll(&survivors);
@@ -50,10 +50,10 @@ void AgainstPyTorch(TraceMaker& trace, uint64_t live) {
 
 // The cycle of pytorch#193400.
 void AgainstPyTorchExpandable(TraceMaker& trace, uint64_t live) {
-  std::vector<Piece> survivors;
+  std::vector<TracePiece> survivors;
   while (!trace.full()) {
-    const Piece a = trace.Allocate(91 * kMiB);
-    const Piece b = trace.Allocate(91 * kMiB / 2);
+    const TracePiece a = trace.Allocate(91 * kMiB);
+    const TracePiece b = trace.Allocate(91 * kMiB / 2);
     survivors.push_back(trace.Allocate(2 * kMiB));
     trace.Free(a);
     trace.Free(b);
@@ -67,11 +67,11 @@ void AgainstRmmPool(TraceMaker& trace, uint64_t live) {
   constexpr uint64_t kStreams = 8;
   while (!trace.full()) {
     const uint64_t size = trace.RandomSize(kMiB, 32 * kMiB);
-    std::vector<Piece> row;
+    std::vector<TracePiece> row;
     for (uint64_t i = 0; trace.live() < live; ++i) {
       row.push_back(trace.Allocate(size, i % kStreams));
     }
-    std::vector<Piece> kept;
+    std::vector<TracePiece> kept;
     for (size_t i = 0; i < row.size(); ++i) {
       if (i % 3 == 2) {
         kept.push_back(row[i]);
@@ -79,7 +79,7 @@ void AgainstRmmPool(TraceMaker& trace, uint64_t live) {
         trace.Free(row[i]);
       }
     }
-    std::vector<Piece> doubled;
+    std::vector<TracePiece> doubled;
     while (trace.live() < live) {
       doubled.push_back(trace.Allocate(2 * size, trace.Random(kStreams)));
     }
@@ -92,8 +92,8 @@ void AgainstRmmPool(TraceMaker& trace, uint64_t live) {
 // fenced off from each other, are each lost to a request of a little more than
 // half, and the rest of these need new regions.
 void AgainstBfc(TraceMaker& trace, uint64_t live) {
-  std::vector<Piece> holes;
-  std::vector<Piece> fences;
+  std::vector<TracePiece> holes;
+  std::vector<TracePiece> fences;
   while (!trace.full()) {
     const uint64_t size = trace.RandomSize(kMiB, 16 * kMiB);
     while (trace.live() < live * 9 / 10) {
@@ -112,8 +112,8 @@ void AgainstBfc(TraceMaker& trace, uint64_t live) {
 // 32 MiB at a time are filled, and one piece of each stays.
 void AgainstCudaPool(TraceMaker& trace, uint64_t live) {
   constexpr uint64_t kPiece = 3 * kMiB / 2;
-  std::vector<Piece> survivors;
-  std::vector<Piece> pieces;
+  std::vector<TracePiece> survivors;
+  std::vector<TracePiece> pieces;
   while (!trace.full()) {
     while (trace.live() < live) pieces.push_back(trace.Allocate(kPiece));
     for (size_t i = 0; i < pieces.size(); ++i) {
@@ -134,7 +134,7 @@ void AgainstCudaPool(TraceMaker& trace, uint64_t live) {
 
 // What is stitched for one size serves no other.
 void AgainstGmlake(TraceMaker& trace, uint64_t live) {
-  std::vector<Piece> pieces;
+  std::vector<TracePiece> pieces;
   uint64_t step = 0;
   while (!trace.full()) {
     while (trace.live() < live) {
@@ -147,7 +147,7 @@ void AgainstGmlake(TraceMaker& trace, uint64_t live) {
 }
 
 void AgainstCudaMalloc(TraceMaker& trace, uint64_t live) {
-  std::vector<Piece> pieces;
+  std::vector<TracePiece> pieces;
   while (!trace.full()) {
     while (trace.live() < live / 2) {
       pieces.push_back(trace.Allocate(kMiB + 512));

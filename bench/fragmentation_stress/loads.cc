@@ -24,7 +24,7 @@ uint64_t TensorSize(TraceMaker& trace, uint64_t live) {
 }
 
 void Churn(TraceMaker& trace, uint64_t live) {
-  std::vector<Piece> pieces;
+  std::vector<TracePiece> pieces;
   while (!trace.full()) {
     if (trace.live() < live) {
       pieces.push_back(trace.Allocate(TensorSize(trace, live)));
@@ -35,7 +35,7 @@ void Churn(TraceMaker& trace, uint64_t live) {
 }
 
 void RandomDeath(TraceMaker& trace, uint64_t live) {
-  std::vector<Piece> pieces;
+  std::vector<TracePiece> pieces;
   while (!trace.full()) {
     // Each generation has sizes of its own, so that holes do not fit.
     const uint64_t size = trace.RandomSize(64 * kKiB, 64 * kMiB);
@@ -47,7 +47,7 @@ void RandomDeath(TraceMaker& trace, uint64_t live) {
 }
 
 void Lifo(TraceMaker& trace, uint64_t live) {
-  std::vector<Piece> stack;
+  std::vector<TracePiece> stack;
   while (!trace.full()) {
     const uint64_t top = live / 2 + trace.Random(live / 2 + 1);
     while (trace.live() < top) {
@@ -62,7 +62,7 @@ void Lifo(TraceMaker& trace, uint64_t live) {
 }
 
 void Fifo(TraceMaker& trace, uint64_t live) {
-  std::deque<Piece> queue;
+  std::deque<TracePiece> queue;
   while (!trace.full()) {
     queue.push_back(trace.Allocate(TensorSize(trace, live)));
     while (trace.live() > live) {
@@ -75,11 +75,11 @@ void Fifo(TraceMaker& trace, uint64_t live) {
 // Weights that stay for long, activations that go in reverse, and what dies at
 // any time, one among the other.
 void Mixed(TraceMaker& trace, uint64_t live) {
-  std::deque<Piece> lasting;
-  std::vector<Piece> stack;
-  std::vector<Piece> others;
+  std::deque<TracePiece> lasting;
+  std::vector<TracePiece> stack;
+  std::vector<TracePiece> others;
   while (!trace.full()) {
-    const Piece piece = trace.Allocate(TensorSize(trace, live));
+    const TracePiece piece = trace.Allocate(TensorSize(trace, live));
     const uint64_t kind = trace.Random(10);
     if (kind == 0) {
       lasting.push_back(piece);
@@ -105,8 +105,8 @@ void Mixed(TraceMaker& trace, uint64_t live) {
 // Batches of different sizes, each of which allocates the same layers at its
 // own scale and frees all of it; what a batch returns stays for some batches.
 void Sawtooth(TraceMaker& trace, uint64_t live) {
-  std::deque<Piece> results;
-  std::vector<Piece> batch;
+  std::deque<TracePiece> results;
+  std::vector<TracePiece> batch;
   while (!trace.full()) {
     const uint64_t rows = 1 + trace.Random(64);
     const uint64_t top = live / 4 + live / 64 * rows * 3 / 4;
@@ -130,7 +130,7 @@ void KvConcatenation(TraceMaker& trace, uint64_t live) {
   constexpr size_t kTensors = 16;      // 8 layers
   struct Sequence {
     uint64_t tokens = 0;
-    std::vector<Piece> tensors;
+    std::vector<TracePiece> tensors;
   };
   std::vector<Sequence> sequences;
   const auto begin = [&] {
@@ -145,8 +145,8 @@ void KvConcatenation(TraceMaker& trace, uint64_t live) {
     if (trace.Random(8) == 0) begin();
     for (Sequence& sequence : sequences) {
       ++sequence.tokens;
-      for (Piece& tensor : sequence.tensors) {
-        const Piece longer = trace.Allocate(sequence.tokens * kRow);
+      for (TracePiece& tensor : sequence.tensors) {
+        const TracePiece longer = trace.Allocate(sequence.tokens * kRow);
         trace.Free(tensor);
         tensor = longer;
       }
@@ -163,7 +163,7 @@ void KvConcatenation(TraceMaker& trace, uint64_t live) {
 void MultiStream(TraceMaker& trace, uint64_t live) {
   constexpr uint64_t kStreams = 4;
   constexpr int kStepsPerTurn = 500;
-  std::array<std::vector<Piece>, kStreams> pieces;
+  std::array<std::vector<TracePiece>, kStreams> pieces;
   for (uint64_t turn = 0; !trace.full(); turn = (turn + 1) % kStreams) {
     for (int step = 0; step < kStepsPerTurn && !trace.full(); ++step) {
       pieces[turn].push_back(trace.Allocate(TensorSize(trace, live), turn));

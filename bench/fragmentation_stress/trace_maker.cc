@@ -4,7 +4,7 @@
 
 namespace quire {
 
-Piece TraceMaker::Allocate(uint64_t size, uint64_t stream) {
+TracePiece TraceMaker::Allocate(uint64_t size, uint64_t stream) {
   AllocationEvent event;
   event.action = AllocationAction::kAllocate;
   event.allocation = next_++;
@@ -15,7 +15,7 @@ Piece TraceMaker::Allocate(uint64_t size, uint64_t stream) {
   return {event.allocation, size, stream};
 }
 
-void TraceMaker::Free(const Piece& piece) {
+void TraceMaker::Free(const TracePiece& piece) {
   AllocationEvent event;
   event.action = AllocationAction::kFree;
   event.allocation = piece.allocation;
@@ -24,14 +24,14 @@ void TraceMaker::Free(const Piece& piece) {
   live_ -= piece.size;
 }
 
-void TraceMaker::FreeRandom(std::vector<Piece>* pieces) {
+void TraceMaker::FreeRandom(std::vector<TracePiece>* pieces) {
   std::swap((*pieces)[Random(pieces->size())], pieces->back());
   Free(pieces->back());
   pieces->pop_back();
 }
 
-void TraceMaker::FreeAll(std::vector<Piece>* pieces) {
-  for (const Piece& piece : *pieces) Free(piece);
+void TraceMaker::FreeAll(std::vector<TracePiece>* pieces) {
+  for (const TracePiece& piece : *pieces) Free(piece);
   pieces->clear();
 }
 

@@ -12,7 +12,7 @@
 namespace quire {
 
 // A number that names an allocation of the trace.
-struct Piece {
+struct TracePiece {
   uint64_t allocation = 0;
   uint64_t size = 0;
   uint64_t stream = 0;
@@ -28,11 +28,11 @@ class TraceMaker {
   uint64_t live() const { return live_; }
   AllocationTrace Take() { return std::move(trace_); }
 
-  Piece Allocate(uint64_t size, uint64_t stream = 0);
-  void Free(const Piece& piece);
+  TracePiece Allocate(uint64_t size, uint64_t stream = 0);
+  void Free(const TracePiece& piece);
   // Frees a random one of `pieces`, in O(1): the last one takes its place.
-  void FreeRandom(std::vector<Piece>* pieces);
-  void FreeAll(std::vector<Piece>* pieces);
+  void FreeRandom(std::vector<TracePiece>* pieces);
+  void FreeAll(std::vector<TracePiece>* pieces);
 
   // Uniform in [0, bound). REQUIRES: bound > 0.
   uint64_t Random(uint64_t bound);

@@ -28,7 +28,7 @@ BfcPolicy::BfcPolicy(SimulatedDevice* device, const BfcOptions& options)
 
 absl::StatusOr<DeviceAddress> BfcPolicy::Allocate(Bytes size,
                                                   StreamId /*stream*/) {
-  Block* block = nullptr;
+  PoolBlock* block = nullptr;
   if (size <= kLargestRequest) {
     const uint64_t rounded = RoundUp(size.value());
     block = free_.BestFit(0, rounded);
@@ -55,7 +55,7 @@ absl::StatusOr<DeviceAddress> BfcPolicy::Allocate(Bytes size,
   return DeviceAddress(block->address);
 }
 
-absl::StatusOr<Block*> BfcPolicy::NewRegion(uint64_t size) {
+absl::StatusOr<PoolBlock*> BfcPolicy::NewRegion(uint64_t size) {
   const bool fixed = options_.preallocate > 0;
   if (fixed && !device_->malloc_bytes().zero()) return nullptr;
   const uint64_t available =
@@ -77,14 +77,14 @@ absl::StatusOr<Block*> BfcPolicy::NewRegion(uint64_t size) {
   if (absl::IsResourceExhausted(address.status())) return nullptr;
   QUIRE_RETURN_IF_ERROR(address.status());
   if (!grown && !fixed) next_region_ *= 2;
-  Block block;
+  PoolBlock block;
   block.address = address->value();
   block.size = region;
   return blocks_.Add(block);
 }
 
 absl::Status BfcPolicy::Free(DeviceAddress address, StreamId /*stream*/) {
-  Block* const block = blocks_.TakeLive(address);
+  PoolBlock* const block = blocks_.TakeLive(address);
   if (block == nullptr) return NotAllocated("bfc", address);
   allocated_ -= block->size;
   free_.Insert(blocks_.MergeFree(block, &free_));
@@ -96,7 +96,7 @@ PolicyUse BfcPolicy::GetUse() const {
 }
 
 Bytes BfcPolicy::CalculateLargest(StreamId /*stream*/) const {
-  const Block* const block = free_.Largest(0);
+  const PoolBlock* const block = free_.Largest(0);
   uint64_t region = 0;
   if (options_.preallocate <= 0) {
     region =

@@ -39,7 +39,7 @@ class BfcPolicy : public AllocatorPolicy {
  private:
   // A region that holds `size` bytes: where the device refuses what it should
   // be, a tenth less each time. Null where there is none.
-  absl::StatusOr<Block*> NewRegion(uint64_t size);
+  absl::StatusOr<PoolBlock*> NewRegion(uint64_t size);
 
   SimulatedDevice* const device_;
   const BfcOptions options_;

@@ -6,8 +6,8 @@
 
 namespace quire {
 
-Block* BlockStore::Add(const Block& block) {
-  Block* added = nullptr;
+PoolBlock* BlockStore::Add(const PoolBlock& block) {
+  PoolBlock* added = nullptr;
   if (unused_.empty()) {
     added = &blocks_.emplace_back();
   } else {
@@ -18,8 +18,8 @@ Block* BlockStore::Add(const Block& block) {
   return added;
 }
 
-Block* BlockStore::Split(Block* block, uint64_t size) {
-  Block* const rest = Add(*block);
+PoolBlock* BlockStore::Split(PoolBlock* block, uint64_t size) {
+  PoolBlock* const rest = Add(*block);
   rest->address += size;
   rest->size -= size;
   rest->before = block;
@@ -29,19 +29,19 @@ Block* BlockStore::Split(Block* block, uint64_t size) {
   return rest;
 }
 
-void BlockStore::TakeInNext(Block* block) {
+void BlockStore::TakeInNext(PoolBlock* block) {
   block->size += block->behind->size;
   Remove(block->behind);
 }
 
-void BlockStore::Remove(Block* block) {
+void BlockStore::Remove(PoolBlock* block) {
   if (block->before != nullptr) block->before->behind = block->behind;
   if (block->behind != nullptr) block->behind->before = block->before;
   unused_.push_back(block);
 }
 
-Block* BlockStore::MergeFree(Block* block, FreeBlocks* free) {
-  const auto alike = [&](const Block* other) {
+PoolBlock* BlockStore::MergeFree(PoolBlock* block, FreeBlocks* free) {
+  const auto alike = [&](const PoolBlock* other) {
     return other != nullptr && !other->live && other->stream == block->stream &&
            other->mapped == block->mapped;
   };
@@ -57,21 +57,21 @@ Block* BlockStore::MergeFree(Block* block, FreeBlocks* free) {
   return block;
 }
 
-void BlockStore::MarkLive(Block* block) {
+void BlockStore::MarkLive(PoolBlock* block) {
   block->live = true;
   live_[block->address] = block;
 }
 
-Block* BlockStore::TakeLive(DeviceAddress address) {
+PoolBlock* BlockStore::TakeLive(DeviceAddress address) {
   const auto found = live_.find(address.value());
   if (found == live_.end()) return nullptr;
-  Block* const block = found->second;
+  PoolBlock* const block = found->second;
   live_.erase(found);
   block->live = false;
   return block;
 }
 
-Block* BlockStore::FindLive(DeviceAddress address) const {
+PoolBlock* BlockStore::FindLive(DeviceAddress address) const {
   const auto found = live_.find(address.value());
   return found == live_.end() ? nullptr : found->second;
 }
@@ -82,13 +82,13 @@ absl::Status NotAllocated(const char* policy, DeviceAddress address) {
                       address.value()));
 }
 
-Block* FreeBlocks::BestFit(uint64_t stream, uint64_t size) const {
+PoolBlock* FreeBlocks::BestFit(uint64_t stream, uint64_t size) const {
   const auto found = LowerBound(stream, size);
   if (found == set_.end() || found->stream != stream) return nullptr;
   return found->block;
 }
 
-Block* FreeBlocks::Largest(uint64_t stream) const {
+PoolBlock* FreeBlocks::Largest(uint64_t stream) const {
   const auto after =
       set_.upper_bound({stream, UINT64_MAX, UINT64_MAX, nullptr});
   if (after == set_.begin()) return nullptr;

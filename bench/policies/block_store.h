@@ -21,14 +21,14 @@
 
 namespace quire {
 
-struct Block {
+struct PoolBlock {
   uint64_t address = 0;
   uint64_t size = 0;
   uint64_t stream = 0;   // StreamId of whoever may use it
   uint64_t segment = 0;  // policy's own
   uint64_t stamp = 0;    // policy's own
-  Block* before = nullptr;
-  Block* behind = nullptr;
+  PoolBlock* before = nullptr;
+  PoolBlock* behind = nullptr;
   bool live = false;    // handed out
   bool mapped = true;   // false: addresses without memory
   bool small = false;   // policy's own: which of two pools it is of
@@ -46,15 +46,15 @@ class FreeBlocks {
     uint64_t stream;
     uint64_t size;
     uint64_t address;
-    Block* block;
+    PoolBlock* block;
     friend auto operator<=>(const Entry&, const Entry&) = default;
   };
   using Set = absl::btree_set<Entry>;
   using const_iterator = Set::const_iterator;
 
-  void Insert(Block* block) { set_.insert(EntryOf(block)); }
+  void Insert(PoolBlock* block) { set_.insert(EntryOf(block)); }
   // REQUIRES: the block is as it was when it was inserted.
-  void Erase(Block* block) { set_.erase(EntryOf(block)); }
+  void Erase(PoolBlock* block) { set_.erase(EntryOf(block)); }
 
   const_iterator begin() const { return set_.begin(); }
   const_iterator end() const { return set_.end(); }
@@ -64,12 +64,12 @@ class FreeBlocks {
     return set_.lower_bound({stream, size, 0, nullptr});
   }
   // The smallest of `stream` with `size` bytes or more; null where none is.
-  Block* BestFit(uint64_t stream, uint64_t size) const;
+  PoolBlock* BestFit(uint64_t stream, uint64_t size) const;
   // The largest of `stream`; null where it has none.
-  Block* Largest(uint64_t stream) const;
+  PoolBlock* Largest(uint64_t stream) const;
 
  private:
-  static Entry EntryOf(Block* block) {
+  static Entry EntryOf(PoolBlock* block) {
     return {block->stream, block->size, block->address, block};
   }
   Set set_;
@@ -78,30 +78,30 @@ class FreeBlocks {
 class BlockStore {
  public:
   // The first block of a segment.
-  Block* Add(const Block& block);
+  PoolBlock* Add(const PoolBlock& block);
   // `block` keeps its first `size` bytes; returns the rest, alike in all else.
   // REQUIRES: 0 < size < block->size.
-  Block* Split(Block* block, uint64_t size);
+  PoolBlock* Split(PoolBlock* block, uint64_t size);
   // `block` becomes as long as both. REQUIRES: there is one behind it.
-  void TakeInNext(Block* block);
+  void TakeInNext(PoolBlock* block);
   // Out of its segment, and dead.
-  void Remove(Block* block);
+  void Remove(PoolBlock* block);
   // `block` takes in neighbours that are free like it: of the same stream, both
   // backed or both not. These are in `free`, and leave it; `block` is not.
   // Returns what it is part of then.
-  Block* MergeFree(Block* block, FreeBlocks* free);
+  PoolBlock* MergeFree(PoolBlock* block, FreeBlocks* free);
 
   // Blocks that are handed out, by address.
-  void MarkLive(Block* block);
+  void MarkLive(PoolBlock* block);
   // No longer handed out. Null where no live block begins at the address.
-  Block* TakeLive(DeviceAddress address);
+  PoolBlock* TakeLive(DeviceAddress address);
   // As TakeLive, but it stays.
-  Block* FindLive(DeviceAddress address) const;
+  PoolBlock* FindLive(DeviceAddress address) const;
 
  private:
-  std::deque<Block> blocks_;
-  std::vector<Block*> unused_;
-  absl::flat_hash_map<uint64_t, Block*> live_;
+  std::deque<PoolBlock> blocks_;
+  std::vector<PoolBlock*> unused_;
+  absl::flat_hash_map<uint64_t, PoolBlock*> live_;
 };
 
 // Of a free for an address that is none.

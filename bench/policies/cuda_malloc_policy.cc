@@ -17,7 +17,7 @@ absl::StatusOr<DeviceAddress> CudaMallocPolicy::Allocate(Bytes size,
                                                          StreamId /*stream*/) {
   if (size.value() <= kLargestShared) return AllocateSmall(size.value());
   QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address, device_->Malloc(size));
-  Block block;
+  PoolBlock block;
   block.address = address.value();
   // Malloc succeeded with the same sum.
   block.size = CheckedAlignUp(size, SimulatedDevice::kPage)->value();
@@ -28,14 +28,14 @@ absl::StatusOr<DeviceAddress> CudaMallocPolicy::Allocate(Bytes size,
 
 absl::StatusOr<DeviceAddress> CudaMallocPolicy::AllocateSmall(uint64_t size) {
   const uint64_t rounded = (size + kStep - 1) / kStep * kStep;
-  Block* block = free_.BestFit(0, rounded);
+  PoolBlock* block = free_.BestFit(0, rounded);
   if (block != nullptr) {
     device_->ChargeCall();
     free_.Erase(block);
   } else {
     QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
                            device_->Malloc(SimulatedDevice::kPage));
-    Block page;
+    PoolBlock page;
     page.address = address.value();
     page.size = SimulatedDevice::kPage.value();
     page.small = true;
@@ -49,7 +49,7 @@ absl::StatusOr<DeviceAddress> CudaMallocPolicy::AllocateSmall(uint64_t size) {
 
 absl::Status CudaMallocPolicy::Free(DeviceAddress address,
                                     StreamId /*stream*/) {
-  Block* block = blocks_.TakeLive(address);
+  PoolBlock* block = blocks_.TakeLive(address);
   if (block == nullptr) return NotAllocated("cudamalloc", address);
   allocated_ -= block->size;
   if (block->small) {
@@ -70,7 +70,7 @@ PolicyUse CudaMallocPolicy::GetUse() const {
 }
 
 Bytes CudaMallocPolicy::CalculateLargest(StreamId /*stream*/) const {
-  const Block* const shared = free_.Largest(0);
+  const PoolBlock* const shared = free_.Largest(0);
   const uint64_t pages =
       SaturatingSubtract(device_->memory(), device_->malloc_bytes()).value() /
       SimulatedDevice::kPage.value() * SimulatedDevice::kPage.value();

@@ -21,7 +21,7 @@ constexpr uint64_t RoundUp(uint64_t size, uint64_t step) {
 absl::StatusOr<DeviceAddress> CudaPoolPolicy::Allocate(Bytes size,
                                                        StreamId /*stream*/) {
   device_->ChargeCall();
-  Block* block = nullptr;
+  PoolBlock* block = nullptr;
   if (size <= kLargestRequest) {
     const uint64_t rounded = RoundUp(size.value(), kStep);
     block = free_.BestFit(0, rounded);
@@ -50,12 +50,12 @@ absl::StatusOr<DeviceAddress> CudaPoolPolicy::Allocate(Bytes size,
   return DeviceAddress(block->address);
 }
 
-absl::StatusOr<Block*> CudaPoolPolicy::Grow(uint64_t size) {
+absl::StatusOr<PoolBlock*> CudaPoolPolicy::Grow(uint64_t size) {
   const uint64_t growth = RoundUp(size, kGrowth);
   const absl::StatusOr<DeviceAddress> address = device_->Malloc(Bytes(growth));
   if (absl::IsResourceExhausted(address.status())) return nullptr;
   QUIRE_RETURN_IF_ERROR(address.status());
-  Block block;
+  PoolBlock block;
   block.address = address->value();
   block.size = growth;
   return blocks_.Add(block);
@@ -63,10 +63,10 @@ absl::StatusOr<Block*> CudaPoolPolicy::Grow(uint64_t size) {
 
 absl::Status CudaPoolPolicy::Free(DeviceAddress address, StreamId /*stream*/) {
   device_->ChargeCall();
-  Block* const block = blocks_.TakeLive(address);
+  PoolBlock* const block = blocks_.TakeLive(address);
   if (block == nullptr) return NotAllocated("cuda-pool", address);
   allocated_ -= block->size;
-  Block* const merged = blocks_.MergeFree(block, &free_);
+  PoolBlock* const merged = blocks_.MergeFree(block, &free_);
   free_.Insert(merged);
   if (!merged->whole()) return absl::OkStatus();
   return Release(release_threshold_);
@@ -74,11 +74,11 @@ absl::Status CudaPoolPolicy::Free(DeviceAddress address, StreamId /*stream*/) {
 
 absl::Status CudaPoolPolicy::Release(Bytes keep) {
   if (device_->malloc_bytes() <= keep) return absl::OkStatus();
-  std::vector<Block*> unused;
+  std::vector<PoolBlock*> unused;
   for (const FreeBlocks::Entry& entry : free_) {
     if (entry.block->whole()) unused.push_back(entry.block);
   }
-  for (Block* const block : unused) {
+  for (PoolBlock* const block : unused) {
     if (device_->malloc_bytes() <= keep) break;
     const DeviceAddress address(block->address);
     free_.Erase(block);
@@ -98,7 +98,7 @@ Bytes CudaPoolPolicy::CalculateLargest(StreamId /*stream*/) const {
   for (const FreeBlocks::Entry& entry : free_) {
     if (entry.block->whole()) unused += entry.size;
   }
-  const Block* const block = free_.Largest(0);
+  const PoolBlock* const block = free_.Largest(0);
   return Bytes(
       std::max(unused / kGrowth * kGrowth, block == nullptr ? 0 : block->size));
 }

@@ -32,7 +32,7 @@ class CudaPoolPolicy : public AllocatorPolicy {
 
  private:
   // Null where the device has no memory left.
-  absl::StatusOr<Block*> Grow(uint64_t size);
+  absl::StatusOr<PoolBlock*> Grow(uint64_t size);
   // Gives back what is free as a whole until at most `keep` is reserved.
   absl::Status Release(Bytes keep);
 

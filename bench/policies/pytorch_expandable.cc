@@ -8,12 +8,12 @@
 namespace quire {
 namespace {
 
-bool Allocatable(const Block* block) {
+bool Allocatable(const PoolBlock* block) {
   return block != nullptr && !block->live;
 }
 
 // Whether there are `size` bytes of free or unmapped addresses from it on.
-bool HasRoom(const Block* block, uint64_t size) {
+bool HasRoom(const PoolBlock* block, uint64_t size) {
   uint64_t room = 0;
   for (; room < size && Allocatable(block); block = block->behind) {
     room += block->size;
@@ -23,9 +23,10 @@ bool HasRoom(const Block* block, uint64_t size) {
 
 }  // namespace
 
-absl::StatusOr<Block*> PyTorchPolicy::GrowExpandable(Pool& pool, uint64_t size,
-                                                     uint64_t stream) {
-  QUIRE_ASSIGN_OR_RETURN(Block * block, FindExpandable(pool, size, stream));
+absl::StatusOr<PoolBlock*> PyTorchPolicy::GrowExpandable(Pool& pool,
+                                                         uint64_t size,
+                                                         uint64_t stream) {
+  QUIRE_ASSIGN_OR_RETURN(PoolBlock * block, FindExpandable(pool, size, stream));
   if (!block->mapped) {
     QUIRE_ASSIGN_OR_RETURN(block,
                            MapBlock(pool, block, std::min(block->size, size)));
@@ -33,7 +34,7 @@ absl::StatusOr<Block*> PyTorchPolicy::GrowExpandable(Pool& pool, uint64_t size,
   }
   // What lies behind is unmapped, or it would be part of the block.
   while (block->size < size) {
-    Block* const behind = block->behind;
+    PoolBlock* const behind = block->behind;
     QUIRE_ASSIGN_OR_RETURN(
         block,
         MapBlock(pool, behind, std::min(behind->size, size - block->size)));
@@ -43,12 +44,13 @@ absl::StatusOr<Block*> PyTorchPolicy::GrowExpandable(Pool& pool, uint64_t size,
   return block;
 }
 
-absl::StatusOr<Block*> PyTorchPolicy::FindExpandable(Pool& pool, uint64_t size,
-                                                     uint64_t stream) {
+absl::StatusOr<PoolBlock*> PyTorchPolicy::FindExpandable(Pool& pool,
+                                                         uint64_t size,
+                                                         uint64_t stream) {
   for (auto it = pool.unmapped.LowerBound(stream, 0);
        it != pool.unmapped.end() && it->stream == stream; ++it) {
-    Block* const block = it->block;
-    Block* const start = Allocatable(block->before) ? block->before : block;
+    PoolBlock* const block = it->block;
+    PoolBlock* const start = Allocatable(block->before) ? block->before : block;
     if (HasRoom(start, size)) return start;
   }
   // An eighth more than the device has.
@@ -57,7 +59,7 @@ absl::StatusOr<Block*> PyTorchPolicy::FindExpandable(Pool& pool, uint64_t size,
       const ExpandableSegment segment,
       ExpandableSegment::Create(device_->driver(), memory + memory / 8,
                                 pool.granule));
-  Block block;
+  PoolBlock block;
   block.address = segment.address();
   block.size = segment.size();
   block.stream = stream;
@@ -65,13 +67,13 @@ absl::StatusOr<Block*> PyTorchPolicy::FindExpandable(Pool& pool, uint64_t size,
   block.small = pool.small;
   block.mapped = false;
   segments_.push_back(segment);
-  Block* const added = blocks_.Add(block);
+  PoolBlock* const added = blocks_.Add(block);
   pool.unmapped.Insert(added);
   return added;
 }
 
-absl::StatusOr<Block*> PyTorchPolicy::MapBlock(Pool& pool, Block* block,
-                                               uint64_t size) {
+absl::StatusOr<PoolBlock*> PyTorchPolicy::MapBlock(Pool& pool, PoolBlock* block,
+                                                   uint64_t size) {
   const absl::StatusOr<ExpandableSegment::Range> backed =
       segments_[block->segment].Map({block->address, size});
   if (absl::IsResourceExhausted(backed.status())) return nullptr;
@@ -88,14 +90,14 @@ absl::StatusOr<Block*> PyTorchPolicy::MapBlock(Pool& pool, Block* block,
   return block;
 }
 
-absl::Status PyTorchPolicy::UnmapBlock(Pool& pool, Block* block) {
+absl::Status PyTorchPolicy::UnmapBlock(Pool& pool, PoolBlock* block) {
   QUIRE_ASSIGN_OR_RETURN(
       const ExpandableSegment::Range gone,
       segments_[block->segment].Unmap({block->address, block->size}));
   if (gone.size == 0) return absl::OkStatus();
   pool.free.Erase(block);
   if (gone.address > block->address) {
-    Block* const rest = blocks_.Split(block, gone.address - block->address);
+    PoolBlock* const rest = blocks_.Split(block, gone.address - block->address);
     pool.free.Insert(block);
     block = rest;
   }

@@ -52,7 +52,7 @@ absl::StatusOr<DeviceAddress> PyTorchPolicy::Allocate(Bytes size,
   if (size > kLargestRequest) return out_of_memory();
   const uint64_t rounded = RoundSize(size.value());
   Pool& pool = rounded <= kSmallSize ? small_ : large_;
-  Block* block = TakeFreeBlock(pool, rounded, stream.value());
+  PoolBlock* block = TakeFreeBlock(pool, rounded, stream.value());
   if (block == nullptr) {
     QUIRE_RETURN_IF_ERROR(CollectGarbage());
     QUIRE_ASSIGN_OR_RETURN(block, NewBlock(pool, rounded, stream.value()));
@@ -63,7 +63,7 @@ absl::StatusOr<DeviceAddress> PyTorchPolicy::Allocate(Bytes size,
   }
   if (block == nullptr) return out_of_memory();
   if (ShouldSplit(block, rounded)) {
-    Block* const rest = blocks_.Split(block, rounded);
+    PoolBlock* const rest = blocks_.Split(block, rounded);
     rest->stamp = pool.lookups;
     pool.free.Insert(rest);
   }
@@ -72,7 +72,7 @@ absl::StatusOr<DeviceAddress> PyTorchPolicy::Allocate(Bytes size,
   return DeviceAddress(block->address);
 }
 
-bool PyTorchPolicy::ShouldSplit(const Block* block, uint64_t size) const {
+bool PyTorchPolicy::ShouldSplit(const PoolBlock* block, uint64_t size) const {
   const uint64_t rest = block->size - size;
   if (block->small || options_.expandable_segments) {
     return rest >= kMinBlockSize;
@@ -80,15 +80,15 @@ bool PyTorchPolicy::ShouldSplit(const Block* block, uint64_t size) const {
   return size < options_.max_split_size.value() && rest > kSmallSize;
 }
 
-Block* PyTorchPolicy::TakeFreeBlock(Pool& pool, uint64_t size,
-                                    uint64_t stream) {
+PoolBlock* PyTorchPolicy::TakeFreeBlock(Pool& pool, uint64_t size,
+                                        uint64_t stream) {
   ++pool.lookups;
   auto found = pool.free.LowerBound(stream, size);
   if (found == pool.free.end() || found->stream != stream) return nullptr;
   if (options_.expandable_segments) {
     // A block that can grow is as large as it can grow to, so that it may be a
     // worse fit than larger ones.
-    const auto growable_size = [](const Block* block) {
+    const auto growable_size = [](const PoolBlock* block) {
       const bool grows = block->behind != nullptr && !block->behind->mapped;
       return block->size + (grows ? block->behind->size : 0);
     };
@@ -99,7 +99,7 @@ Block* PyTorchPolicy::TakeFreeBlock(Pool& pool, uint64_t size,
       found = next;
     }
   }
-  Block* const block = found->block;
+  PoolBlock* const block = found->block;
   const uint64_t max_split = options_.max_split_size.value();
   // What is not split does not serve those that would be split off it, and
   // others only where little is lost.
@@ -111,24 +111,24 @@ Block* PyTorchPolicy::TakeFreeBlock(Pool& pool, uint64_t size,
   return block;
 }
 
-absl::StatusOr<Block*> PyTorchPolicy::NewBlock(Pool& pool, uint64_t size,
-                                               uint64_t stream) {
-  absl::StatusOr<Block*> block = options_.expandable_segments
-                                     ? GrowExpandable(pool, size, stream)
-                                     : NewSegment(pool, size, stream);
+absl::StatusOr<PoolBlock*> PyTorchPolicy::NewBlock(Pool& pool, uint64_t size,
+                                                   uint64_t stream) {
+  absl::StatusOr<PoolBlock*> block = options_.expandable_segments
+                                         ? GrowExpandable(pool, size, stream)
+                                         : NewSegment(pool, size, stream);
   if (absl::IsResourceExhausted(block.status())) return nullptr;
   return block;
 }
 
-absl::StatusOr<Block*> PyTorchPolicy::NewSegment(Pool& pool, uint64_t size,
-                                                 uint64_t stream) {
+absl::StatusOr<PoolBlock*> PyTorchPolicy::NewSegment(Pool& pool, uint64_t size,
+                                                     uint64_t stream) {
   const uint64_t segment = pool.small || size < kMinLargeAlloc
                                ? pool.granule
                                : RoundUp(size, kRoundLarge);
   QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
                          device_->Malloc(Bytes(segment)));
   reserved_ += segment;
-  Block block;
+  PoolBlock block;
   block.address = address.value();
   block.size = segment;
   block.stream = stream;
@@ -136,14 +136,14 @@ absl::StatusOr<Block*> PyTorchPolicy::NewSegment(Pool& pool, uint64_t size,
   return blocks_.Add(block);
 }
 
-absl::StatusOr<Block*> PyTorchPolicy::NewBlockAfterRelease(Pool& pool,
-                                                           uint64_t size,
-                                                           uint64_t stream) {
+absl::StatusOr<PoolBlock*> PyTorchPolicy::NewBlockAfterRelease(
+    Pool& pool, uint64_t size, uint64_t stream) {
   if (options_.max_split_size.value() != UINT64_MAX && !pool.small) {
     QUIRE_ASSIGN_OR_RETURN(const bool released,
                            ReleaseOversizedBlocks(size, stream));
     if (released) {
-      QUIRE_ASSIGN_OR_RETURN(Block* const block, NewBlock(pool, size, stream));
+      QUIRE_ASSIGN_OR_RETURN(PoolBlock* const block,
+                             NewBlock(pool, size, stream));
       if (block != nullptr) return block;
     }
   }
@@ -152,7 +152,7 @@ absl::StatusOr<Block*> PyTorchPolicy::NewBlockAfterRelease(Pool& pool,
 }
 
 absl::Status PyTorchPolicy::Free(DeviceAddress address, StreamId /*stream*/) {
-  Block* const block = blocks_.TakeLive(address);
+  PoolBlock* const block = blocks_.TakeLive(address);
   if (block == nullptr) return NotAllocated("pytorch", address);
   allocated_ -= block->size;
   const auto recorded = recorded_.find(block);
@@ -177,7 +177,7 @@ absl::Status PyTorchPolicy::Free(DeviceAddress address, StreamId /*stream*/) {
 
 absl::Status PyTorchPolicy::RecordStream(DeviceAddress address,
                                          StreamId stream) {
-  Block* const block = blocks_.FindLive(address);
+  PoolBlock* const block = blocks_.FindLive(address);
   if (block == nullptr) return NotAllocated("pytorch", address);
   if (stream.value() == block->stream) return absl::OkStatus();
   std::vector<StreamId>& streams = recorded_[block];
@@ -202,7 +202,7 @@ absl::Status PyTorchPolicy::ProcessEvents() {
   return absl::OkStatus();
 }
 
-void PyTorchPolicy::PutBack(Block* block) {
+void PyTorchPolicy::PutBack(PoolBlock* block) {
   Pool& pool = PoolOf(block);
   block = blocks_.MergeFree(block, &pool.free);
   block->stamp = pool.lookups;
@@ -218,9 +218,9 @@ absl::Status PyTorchPolicy::CollectGarbage() {
   const uint64_t goal = reserved_ - threshold;
   // Segments of the large pool that are free as a whole; those not used for
   // longer than the mean go first, all of them, until enough are gone.
-  std::vector<Block*> candidates;
+  std::vector<PoolBlock*> candidates;
   double total_age = 0;
-  const auto age = [&](const Block* block) {
+  const auto age = [&](const PoolBlock* block) {
     return static_cast<double>(large_.lookups - block->stamp);
   };
   for (const FreeBlocks::Entry& entry : large_.free) {
@@ -233,8 +233,8 @@ absl::Status PyTorchPolicy::CollectGarbage() {
   while (reclaimed < goal && freed && !candidates.empty()) {
     const double mean = total_age / static_cast<double>(candidates.size());
     freed = false;
-    std::vector<Block*> younger;
-    for (Block* const block : candidates) {
+    std::vector<PoolBlock*> younger;
+    for (PoolBlock* const block : candidates) {
       if (age(block) < mean) {
         younger.push_back(block);
         continue;
@@ -249,7 +249,7 @@ absl::Status PyTorchPolicy::CollectGarbage() {
   return absl::OkStatus();
 }
 
-absl::Status PyTorchPolicy::ReleaseSegment(Block* block) {
+absl::Status PyTorchPolicy::ReleaseSegment(PoolBlock* block) {
   PoolOf(block).free.Erase(block);
   const DeviceAddress address(block->address);
   reserved_ -= block->size;
@@ -262,13 +262,13 @@ absl::StatusOr<bool> PyTorchPolicy::ReleaseOversizedBlocks(uint64_t size,
   if (options_.expandable_segments) return false;
   const uint64_t limit = options_.max_split_size.value();
   const uint64_t wanted = std::max(size, limit);
-  if (Block* const block = large_.free.BestFit(stream, wanted)) {
+  if (PoolBlock* const block = large_.free.BestFit(stream, wanted)) {
     QUIRE_RETURN_IF_ERROR(ReleaseSegment(block));
     return true;
   }
   uint64_t released = 0;
   while (released < wanted) {
-    Block* const block = large_.free.Largest(stream);
+    PoolBlock* const block = large_.free.Largest(stream);
     if (block == nullptr || block->size < limit) break;
     released += block->size;
     QUIRE_RETURN_IF_ERROR(ReleaseSegment(block));
@@ -282,11 +282,11 @@ absl::Status PyTorchPolicy::ReleaseCachedBlocks() {
   }
   QUIRE_RETURN_IF_ERROR(ProcessEvents());
   for (Pool* const pool : {&large_, &small_}) {
-    std::vector<Block*> cached;
+    std::vector<PoolBlock*> cached;
     for (const FreeBlocks::Entry& entry : pool->free) {
       cached.push_back(entry.block);
     }
-    for (Block* const block : cached) {
+    for (PoolBlock* const block : cached) {
       if (options_.expandable_segments) {
         QUIRE_RETURN_IF_ERROR(UnmapBlock(*pool, block));
       } else if (block->whole()) {
@@ -303,10 +303,10 @@ PolicyUse PyTorchPolicy::GetUse() const {
 
 Bytes PyTorchPolicy::CalculateLargest(StreamId stream) const {
   uint64_t largest = 0;
-  if (const Block* block = large_.free.Largest(stream.value())) {
+  if (const PoolBlock* block = large_.free.Largest(stream.value())) {
     largest = block->size;
   }
-  if (const Block* block = small_.free.Largest(stream.value())) {
+  if (const PoolBlock* block = small_.free.Largest(stream.value())) {
     largest = std::max(largest, std::min(block->size, kSmallSize));
   }
   if (options_.expandable_segments) {

@@ -75,37 +75,42 @@ class PyTorchPolicy : public AllocatorPolicy {
   };
   struct PendingFree {
     EventId event;
-    Block* block;
+    PoolBlock* block;
   };
 
-  Pool& PoolOf(const Block* block) { return block->small ? small_ : large_; }
-  bool ShouldSplit(const Block* block, uint64_t size) const;
+  Pool& PoolOf(const PoolBlock* block) {
+    return block->small ? small_ : large_;
+  }
+  bool ShouldSplit(const PoolBlock* block, uint64_t size) const;
   // Out of the free ones; null where none fits.
-  Block* TakeFreeBlock(Pool& pool, uint64_t size, uint64_t stream);
+  PoolBlock* TakeFreeBlock(Pool& pool, uint64_t size, uint64_t stream);
   // Null where the device has no memory left.
-  absl::StatusOr<Block*> NewBlock(Pool& pool, uint64_t size, uint64_t stream);
-  absl::StatusOr<Block*> NewSegment(Pool& pool, uint64_t size, uint64_t stream);
+  absl::StatusOr<PoolBlock*> NewBlock(Pool& pool, uint64_t size,
+                                      uint64_t stream);
+  absl::StatusOr<PoolBlock*> NewSegment(Pool& pool, uint64_t size,
+                                        uint64_t stream);
   // After everything that may be given back was given back.
-  absl::StatusOr<Block*> NewBlockAfterRelease(Pool& pool, uint64_t size,
-                                              uint64_t stream);
+  absl::StatusOr<PoolBlock*> NewBlockAfterRelease(Pool& pool, uint64_t size,
+                                                  uint64_t stream);
   // Of a block that waits for nothing any more.
-  void PutBack(Block* block);
+  void PutBack(PoolBlock* block);
 
   absl::Status ProcessEvents();
   absl::Status CollectGarbage();
-  absl::Status ReleaseSegment(Block* block);
+  absl::Status ReleaseSegment(PoolBlock* block);
   absl::StatusOr<bool> ReleaseOversizedBlocks(uint64_t size, uint64_t stream);
   absl::Status ReleaseCachedBlocks();
 
   // ---- Expandable segments: pytorch_expandable.cc ----
-  absl::StatusOr<Block*> GrowExpandable(Pool& pool, uint64_t size,
-                                        uint64_t stream);
-  absl::StatusOr<Block*> FindExpandable(Pool& pool, uint64_t size,
-                                        uint64_t stream);
+  absl::StatusOr<PoolBlock*> GrowExpandable(Pool& pool, uint64_t size,
+                                            uint64_t stream);
+  absl::StatusOr<PoolBlock*> FindExpandable(Pool& pool, uint64_t size,
+                                            uint64_t stream);
   // Backs the beginning of an unmapped block, and returns what it is part of
   // then; null where the device has no memory left.
-  absl::StatusOr<Block*> MapBlock(Pool& pool, Block* block, uint64_t size);
-  absl::Status UnmapBlock(Pool& pool, Block* block);
+  absl::StatusOr<PoolBlock*> MapBlock(Pool& pool, PoolBlock* block,
+                                      uint64_t size);
+  absl::Status UnmapBlock(Pool& pool, PoolBlock* block);
   Bytes CalculateLargestExpandable() const;
 
   SimulatedDevice* const device_;
@@ -115,7 +120,7 @@ class PyTorchPolicy : public AllocatorPolicy {
   Pool large_;
   std::vector<ExpandableSegment> segments_;
   // Streams that a live block was recorded on.
-  absl::flat_hash_map<Block*, std::vector<StreamId>> recorded_;
+  absl::flat_hash_map<PoolBlock*, std::vector<StreamId>> recorded_;
   std::deque<PendingFree> pending_;
   uint64_t allocated_ = 0;
   uint64_t reserved_ = 0;

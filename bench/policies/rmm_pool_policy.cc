@@ -21,12 +21,12 @@ absl::StatusOr<DeviceAddress> RmmPoolPolicy::Allocate(Bytes size,
     initialized_ = true;
     if (!options_.initial_pool_size.zero()) {
       QUIRE_ASSIGN_OR_RETURN(
-          Block* const block,
+          PoolBlock* const block,
           NewBlock(RoundUp(options_.initial_pool_size.value()), stream));
       if (block != nullptr) free_.Insert(block);
     }
   }
-  Block* block = nullptr;
+  PoolBlock* block = nullptr;
   const uint64_t rounded = size <= kLargestRequest ? RoundUp(size.value()) : 0;
   if (rounded > 0) {
     QUIRE_ASSIGN_OR_RETURN(block, TakeFreeBlock(rounded, stream));
@@ -47,29 +47,30 @@ absl::StatusOr<DeviceAddress> RmmPoolPolicy::Allocate(Bytes size,
   return DeviceAddress(block->address);
 }
 
-absl::StatusOr<Block*> RmmPoolPolicy::TakeFreeBlock(uint64_t size,
-                                                    StreamId stream) {
-  if (Block* const block = free_.BestFit(stream.value(), size)) {
+absl::StatusOr<PoolBlock*> RmmPoolPolicy::TakeFreeBlock(uint64_t size,
+                                                        StreamId stream) {
+  if (PoolBlock* const block = free_.BestFit(stream.value(), size)) {
     free_.Erase(block);
     return block;
   }
   for (const bool merge : {false, true}) {
-    QUIRE_ASSIGN_OR_RETURN(Block* const block,
+    QUIRE_ASSIGN_OR_RETURN(PoolBlock* const block,
                            TakeFromOthers(size, stream, merge));
     if (block != nullptr) return block;
   }
   return nullptr;
 }
 
-absl::StatusOr<Block*> RmmPoolPolicy::TakeFromOthers(uint64_t size,
-                                                     StreamId stream,
-                                                     bool merge) {
+absl::StatusOr<PoolBlock*> RmmPoolPolicy::TakeFromOthers(uint64_t size,
+                                                         StreamId stream,
+                                                         bool merge) {
   for (const auto& [other, event] : events_) {
     if (other == stream.value()) continue;
     if (merge) {
       QUIRE_RETURN_IF_ERROR(MergeInto(stream, StreamId(other)));
     }
-    Block* const block = free_.BestFit(merge ? stream.value() : other, size);
+    PoolBlock* const block =
+        free_.BestFit(merge ? stream.value() : other, size);
     if (block == nullptr) continue;
     if (!merge) {
       QUIRE_RETURN_IF_ERROR(device_->driver()->WaitEvent(stream, event));
@@ -81,7 +82,7 @@ absl::StatusOr<Block*> RmmPoolPolicy::TakeFromOthers(uint64_t size,
 }
 
 absl::Status RmmPoolPolicy::MergeInto(StreamId stream, StreamId other) {
-  std::vector<Block*> moved;
+  std::vector<PoolBlock*> moved;
   for (auto it = free_.LowerBound(other.value(), 0);
        it != free_.end() && it->stream == other.value(); ++it) {
     moved.push_back(it->block);
@@ -90,12 +91,12 @@ absl::Status RmmPoolPolicy::MergeInto(StreamId stream, StreamId other) {
   QUIRE_RETURN_IF_ERROR(
       device_->driver()->WaitEvent(stream, events_.at(other.value())));
   // Those whose turn has not come are nobody's free neighbours.
-  for (Block* const block : moved) {
+  for (PoolBlock* const block : moved) {
     free_.Erase(block);
     block->stream = stream.value();
     block->live = true;
   }
-  for (Block* const block : moved) {
+  for (PoolBlock* const block : moved) {
     block->live = false;
     free_.Insert(blocks_.MergeFree(block, &free_));
   }
@@ -109,21 +110,22 @@ uint64_t RmmPoolPolicy::SizeToGrow(uint64_t size) const {
   return size <= left ? std::max(size, left / 2) : 0;
 }
 
-absl::StatusOr<Block*> RmmPoolPolicy::Grow(uint64_t size, StreamId stream) {
+absl::StatusOr<PoolBlock*> RmmPoolPolicy::Grow(uint64_t size, StreamId stream) {
   for (uint64_t growth = SizeToGrow(size); growth >= size;
        growth = std::max(size, growth / 2)) {
-    QUIRE_ASSIGN_OR_RETURN(Block* const block, NewBlock(growth, stream));
+    QUIRE_ASSIGN_OR_RETURN(PoolBlock* const block, NewBlock(growth, stream));
     if (block != nullptr || growth == size) return block;
   }
   return nullptr;
 }
 
-absl::StatusOr<Block*> RmmPoolPolicy::NewBlock(uint64_t size, StreamId stream) {
+absl::StatusOr<PoolBlock*> RmmPoolPolicy::NewBlock(uint64_t size,
+                                                   StreamId stream) {
   const absl::StatusOr<DeviceAddress> address = device_->Malloc(Bytes(size));
   if (absl::IsResourceExhausted(address.status())) return nullptr;
   QUIRE_RETURN_IF_ERROR(address.status());
   pool_size_ += size;
-  Block block;
+  PoolBlock block;
   block.address = address->value();
   block.size = size;
   block.stream = stream.value();
@@ -140,7 +142,7 @@ absl::StatusOr<EventId> RmmPoolPolicy::EventOf(StreamId stream) {
 }
 
 absl::Status RmmPoolPolicy::Free(DeviceAddress address, StreamId stream) {
-  Block* const block = blocks_.TakeLive(address);
+  PoolBlock* const block = blocks_.TakeLive(address);
   if (block == nullptr) return NotAllocated("rmm-pool", address);
   allocated_ -= block->size;
   block->stream = stream.value();
@@ -159,7 +161,7 @@ Bytes RmmPoolPolicy::CalculateLargest(StreamId /*stream*/) const {
   uint64_t largest = 0;
   for (const FreeBlocks::Entry& entry : free_) {
     uint64_t run = 0;
-    for (const Block* block = entry.block; block != nullptr && !block->live;
+    for (const PoolBlock* block = entry.block; block != nullptr && !block->live;
          block = block->behind) {
       run += block->size;
     }

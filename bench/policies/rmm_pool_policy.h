@@ -49,13 +49,13 @@ class RmmPoolPolicy : public AllocatorPolicy {
  private:
   absl::StatusOr<EventId> EventOf(StreamId stream);
   // Out of the free ones; null where none fits.
-  absl::StatusOr<Block*> TakeFreeBlock(uint64_t size, StreamId stream);
-  absl::StatusOr<Block*> TakeFromOthers(uint64_t size, StreamId stream,
-                                        bool merge);
+  absl::StatusOr<PoolBlock*> TakeFreeBlock(uint64_t size, StreamId stream);
+  absl::StatusOr<PoolBlock*> TakeFromOthers(uint64_t size, StreamId stream,
+                                            bool merge);
   absl::Status MergeInto(StreamId stream, StreamId other);
   // Null where the pool may not grow so far.
-  absl::StatusOr<Block*> Grow(uint64_t size, StreamId stream);
-  absl::StatusOr<Block*> NewBlock(uint64_t size, StreamId stream);
+  absl::StatusOr<PoolBlock*> Grow(uint64_t size, StreamId stream);
+  absl::StatusOr<PoolBlock*> NewBlock(uint64_t size, StreamId stream);
   // What growth for `size` begins with; 0: it cannot be had.
   uint64_t SizeToGrow(uint64_t size) const;
 
