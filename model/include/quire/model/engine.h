@@ -1,18 +1,19 @@
 // Continuous batching: requests in, tokens out as they are decoded.
 //
-// Each Step runs one Forward over all running sequences: one token for those
-// that decode, a chunk of the prompt for those that have not read it all. A
-// waiting request is admitted when the KV cache has pages for its prompt; when
-// the cache runs out in mid-flight, the youngest sequence gives up its pages
-// and is computed again later (its tokens are kept, so its output does not
-// change).
+// Each Step runs one Forward over what a Scheduler (quire/paging/scheduler.h)
+// plans: one token for sequences that decode, chunks of prompts for the others.
+// Where the cache runs out in mid-flight, the youngest sequence gives up its
+// pages and is computed again later: its tokens are kept, so its output does
+// not change.
 
 #ifndef QUIRE_MODEL_ENGINE_H_
 #define QUIRE_MODEL_ENGINE_H_
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "quire/model/decoder.h"
 #include "quire/model/sampler.h"
+#include "quire/paging/scheduler.h"
 #include "quire/paging/sequence_cache.h"
 
 namespace quire {
@@ -56,7 +58,8 @@ struct EngineStatistics {
 // Not thread-safe.
 class Engine {
  public:
-  // Both must outlive the engine. At most `max_sequences` run at once.
+  // Both must outlive the engine. At most `max_sequences` run at once, and at
+  // least one.
   Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences);
   // Sequences still running give their pages back.
   ~Engine();
@@ -77,17 +80,18 @@ class Engine {
  private:
   struct Sequence;
 
-  absl::Status AdmitWaiting();
-  absl::Status BackRunning();
-  absl::Status Retire(std::unique_ptr<Sequence> sequence);
-  void Preempt();
+  // The batch of a step, and after it the next token of each item that has
+  // logits.
+  std::vector<BatchItem> MakeBatch(std::span<const ScheduledTokens> step) const;
+  absl::StatusOr<std::vector<TokenId>> Sample(
+      std::span<const ScheduledTokens> step, std::span<const float> logits);
+  // Gives the sequence its token; why it ends with it.
+  FinishReason Append(Sequence* sequence, TokenId token);
 
   Decoder* const decoder_;
   SequenceCache* const cache_;
-  const uint32_t max_sequences_;
-  // Oldest first, both.
-  std::vector<std::unique_ptr<Sequence>> running_;
-  std::vector<std::unique_ptr<Sequence>> waiting_;
+  std::map<RequestId, std::unique_ptr<Sequence>> sequences_;  // not ended
+  std::unique_ptr<Scheduler> scheduler_;
   std::vector<Completion> completions_;
   EngineStatistics statistics_;
 };
