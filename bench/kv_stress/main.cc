@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/kv_stress/bursts.h"
 #include "bench/kv_stress/report.h"
 #include "bench/kv_stress/simulation.h"
 #include "bench/kv_stress/traces.h"
@@ -51,6 +52,7 @@ struct Options {
   std::string policy = "youngest";
   std::string costs = QUIRE_SOURCE_DIR "/bench/costs/a100-80g.json";
   std::vector<double> create_us;
+  std::vector<std::string> burst_models;
   bool json = false;
 };
 
@@ -169,6 +171,12 @@ void AddOptions(CLI::App* app, Options* options) {
                   "Costs of creating a page; default: all of the file")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 1e6));
+  app->add_option(
+         "--bursts", options->burst_models,
+         "Instead: these models take turns on the device, with a burst\n"
+         "of the random requests each, three times over")
+      ->delimiter(',')
+      ->check(CLI::IsMember(models));
   app->add_flag("--json", options->json,
                 "Print JSON, with one object for each cache");
 }
@@ -209,17 +217,21 @@ KvDType ParseDType(const std::string& name) {
                           : KvDType::kF16;
 }
 
+// Of weights and caches.
+Bytes UsableMemory(const Options& options) {
+  return Bytes(static_cast<uint64_t>(
+      static_cast<double>(ParseBytes(options.device_memory)->value()) *
+      options.memory_utilization));
+}
+
 absl::StatusOr<SimulationOptions> MakeSimulation(const Options& options) {
   SimulationOptions simulation;
   simulation.dtype = ParseDType(options.dtype);
   simulation.kv_memory = *ParseBytes(options.device_memory);
   if (const StressModel* const model = FindStressModel(options.model)) {
     simulation.model = *model;
-    simulation.kv_memory = SaturatingSubtract(
-        Bytes(static_cast<uint64_t>(
-            static_cast<double>(simulation.kv_memory.value()) *
-            options.memory_utilization)),
-        model->weights);
+    simulation.kv_memory =
+        SaturatingSubtract(UsableMemory(options), model->weights);
     if (simulation.kv_memory.zero())
       return absl::InvalidArgumentError(absl::StrCat(
           "the weights of ", options.model, ", ", FormatBytes(model->weights),
@@ -350,6 +362,44 @@ absl::Status Run(const Options& options) {
   return absl::OkStatus();
 }
 
+absl::Status RunBursts(const Options& options) {
+  BurstOptions bursts;
+  Bytes weights;
+  for (const std::string& name : options.burst_models) {
+    bursts.models.push_back(*FindStressModel(name));
+    weights = SaturatingAdd(weights, bursts.models.back().weights);
+  }
+  bursts.kv_memory = SaturatingSubtract(UsableMemory(options), weights);
+  if (bursts.kv_memory.zero())
+    return absl::InvalidArgumentError(
+        absl::StrCat("the weights of the models, ", FormatBytes(weights),
+                     ", leave nothing of ", options.device_memory));
+  bursts.page_size = *ParseBytes(options.page_size);
+  bursts.eager_reclaim = !options.park;
+  RandomRequestOptions random = options.random;
+  if (options.requests > 0) random.requests = options.requests;
+  bursts.requests = MakeRandomRequests(random);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<BurstResult> results,
+                         SimulateBursts(bursts));
+  nlohmann::json json = {{"kv_memory_bytes", bursts.kv_memory.value()}};
+  for (const BurstResult& result : results) {
+    const double share =
+        result.peak_held.zero()
+            ? 0
+            : static_cast<double>(result.most_idle_held.value()) /
+                  static_cast<double>(result.peak_held.value());
+    json["models"].push_back(
+        {{"model", result.model},
+         {"requests_served", result.served},
+         {"preempted_requests", result.preemptions},
+         {"peak_held_bytes", result.peak_held.value()},
+         {"idle_held_bytes", result.most_idle_held.value()},
+         {"idle_share_of_peak", share}});
+  }
+  std::cout << json.dump(2) << "\n";
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app(
@@ -364,7 +414,8 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  const absl::Status status = Run(options);
+  const absl::Status status =
+      options.burst_models.empty() ? Run(options) : RunBursts(options);
   if (status.ok()) return 0;
   std::cerr << "kv_stress: " << status.message() << "\n";
   return 1;
