@@ -8,7 +8,6 @@
 #include "quire/alloc/status_macros.h"
 #include "quire/paging/block_table_cache.h"
 #include "quire/paging/kv_cache.h"
-#include "quire/paging/kv_layout_choice.h"
 #include "quire/paging/static_cache.h"
 
 namespace quire {
@@ -25,7 +24,7 @@ absl::StatusOr<CacheKind> Contiguous(uint32_t layers_per_row) {
 
 absl::StatusOr<CacheKind> ParseCacheKind(const std::string& text,
                                          const KvModelShape& shape,
-                                         uint64_t mean_tokens,
+                                         const KvWorkload& workload,
                                          Bytes page_size) {
   const auto layers = static_cast<uint32_t>(shape.layers.size());
   absl::string_view rest = text;
@@ -33,9 +32,8 @@ absl::StatusOr<CacheKind> ParseCacheKind(const std::string& text,
   if (absl::ConsumePrefix(&rest, "contiguous:")) {
     if (rest == "all") return Contiguous(layers);
     if (rest == "auto") {
-      QUIRE_ASSIGN_OR_RETURN(
-          const KvLayoutChoice choice,
-          ChooseLayout(shape, {.mean_tokens = mean_tokens}, page_size));
+      QUIRE_ASSIGN_OR_RETURN(const KvLayoutChoice choice,
+                             ChooseLayout(shape, workload, page_size));
       QUIRE_ASSIGN_OR_RETURN(CacheKind kind,
                              Contiguous(choice.options.layers_per_row));
       kind.name = absl::StrCat("auto:", kind.layers_per_row);

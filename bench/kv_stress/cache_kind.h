@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/paging/kv_layout.h"
+#include "quire/paging/kv_layout_choice.h"
 #include "quire/paging/sequence_cache.h"
 
 namespace quire {
@@ -25,11 +26,12 @@ struct CacheKind {
 };
 
 // "contiguous:G" with G layers to a row, "contiguous:all", "contiguous:auto"
-// for sequences of `mean_tokens` tokens, "blocks:N" with N tokens to a block,
+// for the `workload`, "blocks:N" with N tokens to a block,
 // "static". Error: kInvalidArgument.
 absl::StatusOr<CacheKind> ParseCacheKind(const std::string& text,
                                          const KvModelShape& shape,
-                                         uint64_t mean_tokens, Bytes page_size);
+                                         const KvWorkload& workload,
+                                         Bytes page_size);
 
 struct CacheSettings {
   KvModelShape shape;

@@ -36,6 +36,7 @@ struct Options {
   std::string dtype = "f16";
   std::vector<std::string> caches;
   std::vector<uint32_t> layers_per_row = {1, 4, 36};
+  double tail_waste = 0.02;
   uint64_t map_ahead = 0;
   std::optional<uint32_t> page_ahead;
   bool park = false;
@@ -94,6 +95,12 @@ void AddOptions(CLI::App* app, Options* options) {
                   "a block, static. Default: all of these with --model, else\n"
                   "those of --layers-per-row")
       ->delimiter(',');
+  app->add_option(
+         "--tail-waste", options->tail_waste,
+         "What contiguous:auto may lose to partly used pages, of what\n"
+         "sequences keep")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   app->add_option("--layers-per-row", options->layers_per_row,
                   "Contiguous caches without --model or --caches")
       ->delimiter(',')
@@ -290,12 +297,13 @@ absl::StatusOr<std::vector<CacheKind>> MakeKinds(
     for (const uint32_t g : options.layers_per_row)
       names.push_back(absl::StrCat("contiguous:", g));
   }
-  const uint64_t mean_tokens = MeanLiveTokens(requests);
+  const KvWorkload workload = {.mean_tokens = MeanLiveTokens(requests),
+                               .waste_limit = options.tail_waste};
   std::vector<CacheKind> kinds;
   for (const std::string& name : names) {
     QUIRE_ASSIGN_OR_RETURN(
         CacheKind kind,
-        ParseCacheKind(name, settings.shape, mean_tokens, settings.page_size));
+        ParseCacheKind(name, settings.shape, workload, settings.page_size));
     kinds.push_back(std::move(kind));
   }
   return kinds;
