@@ -4,19 +4,23 @@
 #include <utility>
 #include <vector>
 
+#include "alloc/fork_guard.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
 
 // Owns the events; they are recorded once and never again, so what has
-// completed stays complete.
+// completed stays complete. In a forked child they are the parent's, and so is
+// the driver.
 struct Fence::Events {
   explicit Events(Driver* event_driver) : driver(event_driver) {}
   ~Events() {
+    if (fork_guard.in_child()) return;
     // Nothing can be done about an event that the driver will not take back.
     for (const EventId event : ids) (void)driver->DestroyEvent(event);
   }
 
+  const ForkGuard fork_guard;
   Driver* const driver;
   std::vector<EventId> ids;
   std::vector<StreamId> streams;
@@ -52,6 +56,7 @@ std::span<const StreamId> Fence::streams() const {
 absl::StatusOr<bool> Fence::IsComplete() const {
   if (events_ == nullptr) return true;
   if (events_->complete.load(std::memory_order_acquire)) return true;
+  QUIRE_RETURN_IF_ERROR(events_->fork_guard.Check());
   for (const EventId event : events_->ids) {
     QUIRE_ASSIGN_OR_RETURN(const bool complete,
                            events_->driver->QueryEvent(event));
@@ -65,6 +70,7 @@ absl::Status Fence::Wait() const {
   if (events_ == nullptr || events_->complete.load(std::memory_order_acquire)) {
     return absl::OkStatus();
   }
+  QUIRE_RETURN_IF_ERROR(events_->fork_guard.Check());
   for (const EventId event : events_->ids) {
     QUIRE_RETURN_IF_ERROR(events_->driver->SynchronizeEvent(event));
   }

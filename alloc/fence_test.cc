@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "alloc/testing/device_memory_fixture.h"
+#include "alloc/testing/run_in_child.h"
 
 namespace quire {
 namespace {
@@ -42,6 +44,30 @@ TEST_F(FenceTest, LaterWorkIsNotWaitedFor) {
   const Fence fence = FenceOn(stream);
   Gate gate(driver_.get(), stream);
   EXPECT_EQ(fence.Wait(), absl::OkStatus());
+}
+
+TEST_F(FenceTest, AForkedChildLeavesTheEventsToTheParent) {
+  const StreamId stream = MakeStream();
+  Fence done = FenceOn(stream);
+  ASSERT_EQ(done.Wait(), absl::OkStatus());
+  Fence fence = FenceOn(stream);
+  EXPECT_EQ(RunInChild([&] {
+              const uint64_t calls = faulty_->calls();
+              if (!done.IsComplete().value_or(false)) return 1;
+              if (!done.Wait().ok()) return 2;
+              if (!absl::IsFailedPrecondition(fence.IsComplete().status())) {
+                return 3;
+              }
+              if (!absl::IsFailedPrecondition(fence.Wait())) return 4;
+              done = Fence();
+              fence = Fence();
+              return faulty_->calls() == calls ? 0 : 5;
+            }),
+            0);
+  EXPECT_EQ(fence.Wait(), absl::OkStatus());
+  fence = Fence();
+  done = Fence();
+  EXPECT_EQ(Calls("DestroyEvent"), Calls("CreateEvent"));
 }
 
 TEST_F(FenceTest, CopiesShareTheEventsAndTheLastOneGivesThemBack) {

@@ -20,6 +20,8 @@ namespace quire {
 
 // A value: copies share the events, which go back to the driver with the last
 // copy. Thread-safe as a shared_ptr is: distinct copies from distinct threads.
+// In a forked child a fence that was not known to be complete is
+// kFailedPrecondition, and the events stay the parent's.
 class Fence {
  public:
   // Already complete: for memory that no stream can be using.
