@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include "alloc/testing/allocator_fixture.h"
 #include "quire/alloc/allocator.h"
 #include "quire/alloc/memory_hooks.h"
+#include "quire/alloc/quiescent.h"
 
 namespace quire {
 namespace {
@@ -49,6 +53,34 @@ class Saver : public MemoryHooks {
   DeviceAllocator* const allocator_;
 };
 
+// Waits for a thread that comes to have caches of the allocator, and ends.
+class Bystander : public MemoryHooks {
+ public:
+  Bystander(DeviceAllocator* allocator, const std::vector<StreamId>& streams)
+      : allocator_(allocator), streams_(streams) {}
+
+  void OnPagesUnmapped(const MappingChange& /*change*/) override {
+    if (!armed.exchange(false)) return;
+    std::thread([this] {
+      for (const StreamId stream : streams_) {
+        AllocateOptions options;
+        options.stream = stream;
+        const auto address = allocator_->Allocate(Bytes(100), options);
+        ASSERT_TRUE(address.ok()) << address.status();
+        EXPECT_EQ(allocator_->Free(*address, stream), absl::OkStatus());
+      }
+    }).join();
+    called.store(true);
+  }
+
+  std::atomic<bool> armed{false};
+  std::atomic<bool> called{false};
+
+ private:
+  DeviceAllocator* const allocator_;
+  const std::vector<StreamId> streams_;
+};
+
 class AllocatorHooksTest : public AllocatorFixture {
  protected:
   AllocatorHooksTest() : saver_(allocator_.get()) {
@@ -70,6 +102,34 @@ TEST_F(AllocatorHooksTest, AHookMayFreeWhatTheRequestNeeds) {
   saver_.spare.push_back(AllocatePages(kLimitPages / 2));
   Free(Allocate(100));
   EXPECT_EQ(saver_.spare.size(), 2u);
+}
+
+TEST_F(AllocatorHooksTest, RunWithoutALockWhenAThreadEnds) {
+  Bystander bystander(allocator_.get(), {MakeStream(), MakeStream()});
+  memory_->AddHooks(&bystander);
+  std::thread([&] {
+    std::vector<DeviceAddress> live;
+    for (int i = 0; i < 128; ++i) live.push_back(Allocate(kPageBytes / 8));
+    for (size_t i = live.size(); i-- > 0;) {
+      if (i % 8 == 0) continue;
+      Free(live[i]);
+      live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    {
+      const auto section = QuiescentSection::Begin(memory_.get(), {});
+      ASSERT_TRUE(section.ok());
+      const auto report =
+          allocator_->Mesh(*section, {.smallest_slot = Bytes(0)});
+      ASSERT_TRUE(report.ok());
+      ASSERT_GT(report->pages_freed, PageCount(0));
+    }
+    // They stay in the cache of the thread. When it ends, the slabs that share
+    // a page with another go.
+    for (const DeviceAddress address : live) Free(address);
+    bystander.armed.store(true);
+  }).join();
+  EXPECT_TRUE(bystander.called.load());
+  memory_->RemoveHooks(&bystander);
 }
 
 TEST_F(AllocatorHooksTest, WhereNoHookHelpsTheVerdictIsTheLastOne) {

@@ -378,10 +378,7 @@ Bytes DeviceAllocator::Impl::Trim(Bytes keep) {
 // ---- The end ----------------------------------------------------------------
 
 DeviceAllocator::Impl::~Impl() {
-  {
-    MutexLock lock(&anchor_->mutex);
-    anchor_->home = nullptr;
-  }
+  anchor_->Close();
   memory_->RemoveReclaimer(this);
   if (spans_ == nullptr) return;
   const HookDeferral deferral(memory_);

@@ -18,12 +18,6 @@ namespace {
 // request must not gather caches for streams that are gone.
 constexpr std::ptrdiff_t kCachesPerAllocator = 16;
 
-void GiveBack(const std::shared_ptr<ThreadCacheAnchor>& anchor,
-              ThreadCache* cache) {
-  MutexLock lock(&anchor->mutex);
-  if (anchor->home != nullptr) anchor->home->TakeCacheBack(cache);
-}
-
 // What the index of the thread shows, and the end of it.
 struct ThreadCaches {
   ~ThreadCaches() {
@@ -32,7 +26,7 @@ struct ThreadCaches {
     thread_cache_index = ThreadCacheIndex();
     thread_cache_index.ended = true;
     for (size_t i = 0; i < refs.size(); ++i) {
-      GiveBack(anchors[i], refs[i].cache);
+      anchors[i]->GiveBack(refs[i].cache);
     }
   }
   void Erase(size_t i) {
@@ -56,18 +50,37 @@ void ForgetCaches() {
 
 }  // namespace
 
+void ThreadCacheAnchor::GiveBack(ThreadCache* cache) {
+  ThreadCacheHome* home = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    if (home_ == nullptr) return;
+    home = home_;
+    ++giving_;
+  }
+  home->TakeCacheBack(cache);
+  MutexLock lock(&mutex_);
+  if (--giving_ == 0) given_back_.NotifyAll();
+}
+
+void ThreadCacheAnchor::Close() {
+  MutexLock lock(&mutex_);
+  home_ = nullptr;
+  while (giving_ > 0) given_back_.Wait(&mutex_);
+}
+
+bool ThreadCacheAnchor::closed() const {
+  MutexLock lock(&mutex_);
+  return home_ == nullptr;
+}
+
 void AddToThreadCacheIndex(const std::shared_ptr<ThreadCacheAnchor>& anchor,
                            const ThreadCacheRef& ref) {
   static const int registered = pthread_atfork(nullptr, nullptr, &ForgetCaches);
   (void)registered;
   ThreadCaches& mine = thread_caches;
   for (size_t i = mine.refs.size(); i-- > 0;) {
-    bool gone = false;
-    {
-      MutexLock lock(&mine.anchors[i]->mutex);
-      gone = mine.anchors[i]->home == nullptr;
-    }
-    if (gone) mine.Erase(i);
+    if (mine.anchors[i]->closed()) mine.Erase(i);
   }
   const auto of_allocator = [&](const ThreadCacheRef& other) {
     return other.allocator == ref.allocator;
@@ -78,7 +91,7 @@ void AddToThreadCacheIndex(const std::shared_ptr<ThreadCacheAnchor>& anchor,
         std::find_if(mine.refs.begin(), mine.refs.end(), of_allocator);
     ThreadCache* const cache = oldest->cache;
     mine.Erase(static_cast<size_t>(oldest - mine.refs.begin()));
-    GiveBack(anchor, cache);
+    anchor->GiveBack(cache);
   }
   mine.refs.push_back(ref);
   mine.anchors.push_back(anchor);

@@ -23,20 +23,31 @@ namespace quire {
 
 class ThreadCacheHome {
  public:
-  // The thread that the cache belongs to has ended, or wants it no more.
+  // The thread that the cache belongs to has ended, or wants it no more. Called
+  // without a lock; hooks may run inside.
   virtual void TakeCacheBack(ThreadCache* cache) = 0;
 
  protected:
   ~ThreadCacheHome() = default;
 };
 
-// Shared by an allocator and every thread that has a cache of it.
-struct ThreadCacheAnchor {
-  explicit ThreadCacheAnchor(ThreadCacheHome* allocator) : home(allocator) {}
+// Shared by an allocator and every thread that has a cache of it. Thread-safe.
+class ThreadCacheAnchor {
+ public:
+  explicit ThreadCacheAnchor(ThreadCacheHome* allocator) : home_(allocator) {}
 
-  Mutex mutex;
-  // Null once the allocator is gone.
-  ThreadCacheHome* home ABSL_GUARDED_BY(mutex);
+  // Nothing where the allocator is gone.
+  void GiveBack(ThreadCache* cache) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The allocator goes: returns when no thread is giving back to it any more.
+  // Call it without a lock that the allocator or a hook takes.
+  void Close() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool closed() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  mutable Mutex mutex_;
+  CondVar given_back_;
+  ThreadCacheHome* home_ ABSL_GUARDED_BY(mutex_);  // null once closed
+  int giving_ ABSL_GUARDED_BY(mutex_) = 0;         // threads inside of it
 };
 
 struct ThreadCacheRef {
