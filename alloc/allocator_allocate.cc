@@ -107,8 +107,10 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
   const PageCount slab_pages = classes_.slab_pages(size_class);
   for (auto interval = kFirstPollInterval;;
        interval = std::min(interval * 2, kLastPollInterval)) {
-    if (!HasRoom(PageCount(1))) {
+    if (!HasRoom(PageCount(1), request.owner)) {
       MutexLock lock(&mutex_);
+      // Before it is given up for a page that limits do not allow any more.
+      Collect(Flush::kAlways);
       OwnerHeap* const heap = HeapFor(request);
       if (const auto block = TakeAnyRoom(heap, size_class, request)) {
         return Publish(*block, request);
@@ -215,7 +217,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
   }
   // Waiting makes the pool take what cools here, and a stream that has enough
   // of its own is better off with that.
-  if (!HasRoom(PagesFor(Bytes(bytes), memory_->page_size()))) {
+  if (!HasRoom(PagesFor(Bytes(bytes), memory_->page_size()), request.owner)) {
     MutexLock lock(&mutex_);
     if (const auto block =
             TakePartOfOwnRange(HeapFor(request), bytes, request)) {
@@ -307,7 +309,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AddAndPublish(
     }
     if (absl::IsResourceExhausted(status)) continue;
     if (!absl::IsAborted(status)) break;
-    if (!std::exchange(awaited, true) && AwaitSoon(needs, request.owner)) {
+    if (!std::exchange(awaited, true) && AwaitSoon(needs, request)) {
       continue;
     }
     QUIRE_RETURN_IF_ERROR(memory_->Gather(request.owner, needs.pages,
@@ -337,7 +339,8 @@ uint64_t DeviceAllocator::Impl::Recycle(uint64_t wanted, OwnerHeap* heap,
   return memory_->Harvest().value();
 }
 
-bool DeviceAllocator::Impl::AwaitSoon(const RangeNeeds& needs, OwnerId owner) {
+bool DeviceAllocator::Impl::AwaitSoon(const RangeNeeds& needs,
+                                      const Request& request) {
   const auto now = std::chrono::steady_clock::now;
   const auto pages = static_cast<int64_t>(
       std::min<uint64_t>(needs.missing, kMostPatience / kPatiencePerPage));
@@ -345,7 +348,8 @@ bool DeviceAllocator::Impl::AwaitSoon(const RangeNeeds& needs, OwnerId owner) {
   for (;;) {
     {
       MutexLock lock(&mutex_);
-      if (Recycle(needs.missing, HeapOf(owner), needs.keep) >= needs.missing) {
+      if (Recycle(needs.missing, HeapFor(request), needs.keep) >=
+          needs.missing) {
         return true;
       }
       bool cools = memory_->GetStatistics().cooling > Bytes(0);
@@ -359,7 +363,10 @@ bool DeviceAllocator::Impl::AwaitSoon(const RangeNeeds& needs, OwnerId owner) {
   }
 }
 
-bool DeviceAllocator::Impl::HasRoom(PageCount pages) const {
+bool DeviceAllocator::Impl::HasRoom(PageCount pages, OwnerId owner) const {
+  const uint64_t allowance =
+      memory_->GetOwnerStatistics(owner).allowance.value();
+  if (allowance / memory_->page_size().value() < pages.value()) return false;
   const DeviceMemoryStatistics pool = memory_->GetStatistics();
   const uint64_t page = pool.page_size.value();
   uint64_t room = pool.growable.value() / page + pool.cached.value() / page;

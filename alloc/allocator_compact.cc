@@ -129,6 +129,8 @@ const char* CompactionLevelName(CompactionLevel level) {
       return "relocation";
     case CompactionLevel::kSleep:
       return "sleep";
+    case CompactionLevel::kWake:
+      return "wake";
   }
   return "unknown";
 }

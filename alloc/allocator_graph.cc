@@ -15,7 +15,9 @@
 // comes to: it ends when the last block of it was freed and is done.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -30,6 +32,13 @@ absl::Status UnknownPool(GraphPoolId pool) {
       absl::StrFormat("there is no graph pool %u", pool.value()));
 }
 
+// Of no other pool of the process, so that an allocator does not take one of
+// another allocator for its own.
+GraphPoolId NewPoolId() {
+  static std::atomic<uint64_t> last{0};
+  return GraphPoolId(last.fetch_add(1, std::memory_order_relaxed) + 1);
+}
+
 }  // namespace
 
 absl::StatusOr<GraphPoolId> DeviceAllocator::Impl::CreateGraphPool(
@@ -38,8 +47,8 @@ absl::StatusOr<GraphPoolId> DeviceAllocator::Impl::CreateGraphPool(
   QUIRE_RETURN_IF_ERROR(table_error_);
   MutexLock lock(&mutex_);
   QUIRE_RETURN_IF_ERROR(CheckAwake(owner));
-  const GraphPoolId id(++last_graph_pool_);
-  OwnerHeap* const heap = AddHeap(owner, id.value());
+  const GraphPoolId id = NewPoolId();
+  OwnerHeap* const heap = AddHeap(owner, ++graph_pools_made_);
   heap->set_kept_for_graphs(true);
   graph_pools_[id].heap = heap;
   return id;

@@ -105,6 +105,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   PageCount Reclaim(PageCount wanted) override;
   PageCount ReclaimCooling(PageCount wanted) override;
   PageCount ReclaimFrom(OwnerId owner, PageCount wanted, bool cooling) override;
+  absl::Status BeforeSleep(OwnerId owner) override;
+  void AfterSleep(OwnerId owner, bool succeeded) override;
+  void AfterWake(OwnerId owner) override;
   PageCount Reclaimable() const override;
   std::string ReclaimerName() const override;
 
@@ -198,15 +201,17 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits a little for the pages that are missing, of those that cool. Whether
   // they are there.
-  bool AwaitSoon(const RangeNeeds& needs, OwnerId owner)
+  bool AwaitSoon(const RangeNeeds& needs, const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The error of a range that could not be made.
   absl::Status DescribeRefusal(PageCount pages, OwnerId owner,
                                const absl::Status& refusal) const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether so many pages are there that nobody has a use for. A guess: what
-  // others would give back, or the driver not give at all, is not known here.
-  bool HasRoom(PageCount pages) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether so many pages are there that nobody has a use for, and the owner may
+  // have. A guess: what others would give back, or the driver not give at all,
+  // is not known here.
+  bool HasRoom(PageCount pages, OwnerId owner) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Memory that is mapped already, no driver call.
   std::optional<Block> TakeSlot(OwnerHeap* heap, int size_class,
@@ -364,6 +369,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // ---- allocator_sleep.cc ----
   // Whether owners sleep, where that differs from those above them.
   using SleepMarks = absl::flat_hash_map<OwnerId, bool>;
+  // A sleep that is under way, and the marks before it.
+  struct PendingSleep {
+    OwnerId owner;
+    SleepMarks before;
+  };
   bool IsAsleep(OwnerId owner) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckAwake(OwnerId owner) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -374,8 +384,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropMarks(OwnerId owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ApplyMarks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Marks the owner and gives back what is free of it, or changes nothing.
-  absl::Status PrepareToSleep(OwnerId owner)
+  // Why nothing of the owner can be put to sleep now.
+  absl::Status CheckCanSleep(OwnerId owner) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of the owner or below it, and not asleep yet.
+  bool IsToSleep(const OwnerHeap& heap, OwnerId owner) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees a block of a heap that is asleep.
   void FreeAsleep(Block block, StreamId stream)
@@ -393,10 +406,6 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   OutOfMemoryVerdict Diagnose(const Request& request,
                               OutOfMemoryVerdict verdict)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // What the hard limits of the owner, and of those above it, leave of `pages`,
-  // with all that they could give up given up.
-  uint64_t WithinLimits(OwnerId owner, uint64_t pages) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The error for a request above the pool's limit, else OK.
   absl::Status CheckAgainstLimit(const Request& request) const;
   void Trace(TraceAction action, OwnerId owner, DeviceAddress address,
@@ -447,11 +456,12 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::flat_hash_map<uint64_t, SpecialBlock> special_
       ABSL_GUARDED_BY(mutex_);  // by address
   SleepMarks sleep_marks_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PendingSleep> pending_sleeps_ ABSL_GUARDED_BY(mutex_);
   // Whether there are marks: others need not take the lock to see that nobody
   // sleeps. Publish looks again.
   std::atomic<bool> some_sleep_{false};
   std::map<GraphPoolId, GraphPool> graph_pools_ ABSL_GUARDED_BY(mutex_);
-  uint64_t last_graph_pool_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t graph_pools_made_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<ReleasedPool> released_pools_ ABSL_GUARDED_BY(mutex_);
   std::vector<Capture> captures_ ABSL_GUARDED_BY(mutex_);
   // Whether there are any: others need not take the lock to see that.

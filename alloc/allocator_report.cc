@@ -119,49 +119,30 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
   return statistics;
 }
 
-uint64_t DeviceAllocator::Impl::WithinLimits(OwnerId owner,
-                                             uint64_t pages) const {
-  const OwnerRegistry& owners = *memory_->owners();
-  const uint64_t page = memory_->page_size().value();
-  for (std::optional<OwnerId> limited = owner; limited;
-       limited = owners.Parent(*limited)) {
-    const OwnerStatistics statistics = memory_->GetOwnerStatistics(*limited);
-    if (statistics.limits.hard.zero()) continue;
-    uint64_t idle = 0;
-    for (const auto& heap : heaps_) {
-      if (owners.IsWithin(heap->owner(), *limited)) {
-        idle += heap->reclaimable_pages();
-      }
-    }
-    // What an owner that is beyond its limit gives up is not its own again.
-    const uint64_t limit = statistics.limits.hard.value() / page;
-    const uint64_t held = statistics.live.value() / page - idle;
-    pages = std::min(pages, limit - std::min(limit, held));
-  }
-  return pages;
-}
-
 Bytes DeviceAllocator::Impl::GetLargestPossible(OwnerId owner) {
-  // Reclaimers are asked without the lock, which this one takes.
-  const uint64_t reclaimable = memory_->ReclaimablePages().value();
-  const DeviceMemoryStatistics pool = memory_->GetStatistics();
-  const uint64_t page = pool.page_size.value();
-  MutexLock lock(&mutex_);
-  const uint64_t gained = pool.growable.value() / page +
-                          pool.cached.value() / page +
-                          pool.cooling.value() / page + reclaimable;
-  // After the limit was lowered, what is beyond it has to go first.
-  const uint64_t beyond = pool.over_limit.value() / page;
-  const uint64_t pages = WithinLimits(owner, gained - std::min(gained, beyond));
-  if (pages > 0) {
-    return CheckedBytes(PageCount(pages), pool.page_size)
-        .value_or(Bytes(UINT64_MAX));
+  if (!CheckOwner(owner).ok() || !table_error_.ok()) return Bytes(0);
+  std::vector<uint64_t> idle;
+  Bytes room;
+  {
+    const HookDeferral deferral(memory_);
+    MutexLock lock(&mutex_);
+    if (IsAsleep(owner)) return Bytes(0);
+    FlushCaches();
+    for (const auto& heap : heaps_) {
+      const size_t id = heap->owner().value();
+      if (id >= idle.size()) idle.resize(id + 1);
+      idle[id] += heap->reclaimable_pages();
+    }
+    if (owner.value() < heap_of_owner_.size() &&
+        heap_of_owner_[owner.value()] != nullptr) {
+      room = heap_of_owner_[owner.value()]->LargestRoom();
+    }
   }
-  if (owner.value() >= heap_of_owner_.size() ||
-      heap_of_owner_[owner.value()] == nullptr) {
-    return Bytes(0);
-  }
-  return heap_of_owner_[owner.value()]->LargestRoom();
+  // Asks reclaimers, and this one takes the lock.
+  const PageCount pages = memory_->CalculateLargestCommit(owner, idle);
+  return std::max(
+      room,
+      CheckedBytes(pages, memory_->page_size()).value_or(Bytes(UINT64_MAX)));
 }
 
 uint64_t DeviceAllocator::Impl::RequestedOf(Block block) const {

@@ -3,7 +3,9 @@
 // Before an owner's pages go, so does what is free of them: what is left is
 // live, or lies between what is. From then on its heap is asleep: nobody is
 // handed anything of it, its caches of threads stay stopped, and what is freed
-// is free at once, since nobody can be using it. DeviceMemory does the rest.
+// is free at once, since nobody can be using it. DeviceMemory does the rest,
+// and says when: to all allocators that work with it, whoever put the owner to
+// sleep or woke it.
 
 #include <algorithm>
 #include <optional>
@@ -75,18 +77,28 @@ void DeviceAllocator::Impl::ApplyMarks() {
 
 // ---- Sleep and wake ---------------------------------------------------------
 
-absl::Status DeviceAllocator::Impl::PrepareToSleep(OwnerId owner) {
+bool DeviceAllocator::Impl::IsToSleep(const OwnerHeap& heap,
+                                      OwnerId owner) const {
+  return memory_->owners()->IsWithin(heap.owner(), owner) && !heap.asleep();
+}
+
+absl::Status DeviceAllocator::Impl::CheckCanSleep(OwnerId owner) const {
   const OwnerRegistry& owners = *memory_->owners();
-  const auto sleeps = [&](const OwnerHeap& heap) {
-    return owners.IsWithin(heap.owner(), owner) && !heap.asleep();
-  };
+  for (const PendingSleep& pending : pending_sleeps_) {
+    if (owners.IsWithin(owner, pending.owner) ||
+        owners.IsWithin(pending.owner, owner)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(owners.Name(pending.owner),
+                       " is being put to sleep by another thread"));
+    }
+  }
   if (relocating_) {
     return absl::FailedPreconditionError(
         "a relocation pass of this allocator is open");
   }
   for (const auto& [address, special] : special_) {
     if (special.pins == 0 ||
-        !sleeps(*spans_->Find(DeviceAddress(address))->heap)) {
+        !IsToSleep(*spans_->Find(DeviceAddress(address))->heap, owner)) {
       continue;
     }
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -94,23 +106,50 @@ absl::Status DeviceAllocator::Impl::PrepareToSleep(OwnerId owner) {
         address));
   }
   for (const auto& [id, pool] : graph_pools_) {
-    if (!sleeps(*pool.heap)) continue;
+    if (!IsToSleep(*pool.heap, owner)) continue;
     return absl::FailedPreconditionError(absl::StrFormat(
         "graph pool %u keeps its pages, so its owner cannot sleep",
         id.value()));
   }
-  // Nothing can be allocated from here on, so that what is free stays free.
+  return absl::OkStatus();
+}
+
+absl::Status DeviceAllocator::Impl::BeforeSleep(OwnerId owner) {
+  if (!table_error_.ok()) return absl::OkStatus();  // there is no memory
+  const HookDeferral deferral(memory_);
+  MutexLock lock(&mutex_);
+  QUIRE_RETURN_IF_ERROR(CheckCanSleep(owner));
   std::vector<OwnerHeap*> heaps;
   for (const auto& heap : heaps_) {
-    if (sleeps(*heap)) heaps.push_back(heap.get());
+    if (IsToSleep(*heap, owner)) heaps.push_back(heap.get());
   }
+  pending_sleeps_.push_back({owner, sleep_marks_});
+  // Nothing can be allocated from here on, so that what is free stays free.
   MarkAsleep(owner, true);
   Collect(Flush::kAlways);
   for (OwnerHeap* const heap : heaps) heap->ReleaseFree(UINT64_MAX);
   ReleaseCooling(UINT64_MAX, [&](const OwnerHeap& heap) {
     return std::find(heaps.begin(), heaps.end(), &heap) != heaps.end();
   });
+  CheckAfterMutation();
   return absl::OkStatus();
+}
+
+void DeviceAllocator::Impl::AfterSleep(OwnerId owner, bool succeeded) {
+  MutexLock lock(&mutex_);
+  const auto pending = std::find_if(
+      pending_sleeps_.begin(), pending_sleeps_.end(),
+      [owner](const PendingSleep& other) { return other.owner == owner; });
+  if (pending == pending_sleeps_.end()) return;
+  if (!succeeded) RestoreMarks(owner, pending->before);
+  pending_sleeps_.erase(pending);
+  CheckAfterMutation();
+}
+
+void DeviceAllocator::Impl::AfterWake(OwnerId owner) {
+  MutexLock lock(&mutex_);
+  MarkAsleep(owner, false);
+  CheckAfterMutation();
 }
 
 absl::StatusOr<SleepReport> DeviceAllocator::Impl::Sleep(
@@ -121,23 +160,8 @@ absl::StatusOr<SleepReport> DeviceAllocator::Impl::Sleep(
   if (options_.listener != nullptr) {
     options_.listener->BeforeCompaction(CompactionLevel::kSleep);
   }
-  SleepMarks before;
-  absl::StatusOr<SleepReport> report = SleepReport();
-  {
-    const HookDeferral deferral(memory_);
-    MutexLock lock(&mutex_);
-    before = sleep_marks_;
-    const absl::Status prepared = PrepareToSleep(owner);
-    if (!prepared.ok()) report = prepared;
-    CheckAfterMutation();
-  }
-  if (report.ok()) {
-    report = memory_->Sleep(section, owner, options);
-    if (!report.ok()) {
-      MutexLock lock(&mutex_);
-      RestoreMarks(owner, before);
-    }
-  }
+  const absl::StatusOr<SleepReport> report =
+      memory_->Sleep(section, owner, options);
   if (options_.listener != nullptr) {
     options_.listener->AfterCompaction(CompactionLevel::kSleep,
                                        report.value_or(SleepReport()));
@@ -148,11 +172,14 @@ absl::StatusOr<SleepReport> DeviceAllocator::Impl::Sleep(
 absl::StatusOr<SleepReport> DeviceAllocator::Impl::Wake(
     OwnerId owner, const WakeOptions& options) {
   QUIRE_RETURN_IF_ERROR(table_error_);
-  QUIRE_ASSIGN_OR_RETURN(const SleepReport report,
-                         memory_->Wake(owner, options));
-  MutexLock lock(&mutex_);
-  MarkAsleep(owner, false);
-  CheckAfterMutation();
+  if (options_.listener != nullptr) {
+    options_.listener->BeforeCompaction(CompactionLevel::kWake);
+  }
+  const absl::StatusOr<SleepReport> report = memory_->Wake(owner, options);
+  if (options_.listener != nullptr) {
+    options_.listener->AfterCompaction(CompactionLevel::kWake,
+                                       report.value_or(SleepReport()));
+  }
   return report;
 }
 

@@ -359,5 +359,140 @@ TEST_F(AllocatorSleepTest, RandomProgramsLoseNothing) {
   }
 }
 
+// ---- Through the memory, and other allocators -------------------------------
+
+TEST_F(AllocatorSleepTest, WhoeverWakesItItServesItsOwnerAgain) {
+  const Pattern live = Make(3 * kPageBytes, weights_);
+  ASSERT_TRUE(Sleep(model_).ok());
+  ASSERT_FALSE(TryAllocate(100, weights_).ok());
+  ASSERT_TRUE(memory_->Wake(weights_).ok());
+  EXPECT_TRUE(live.Holds());
+  const auto again = TryAllocate(100, weights_);
+  ASSERT_TRUE(again.ok()) << again.status();
+  // The rest of the model sleeps on.
+  EXPECT_TRUE(absl::IsFailedPrecondition(TryAllocate(100, kv_).status()));
+  ASSERT_TRUE(memory_->Wake(model_).ok());
+  Free(*again);
+  Free(live.address);
+  const auto other = TryAllocate(100, kv_);
+  ASSERT_TRUE(other.ok()) << other.status();
+  Free(*other);
+}
+
+TEST_F(AllocatorSleepTest, WhoeverPutsItToSleepItServesNobodyMeanwhile) {
+  DeviceAllocatorOptions options;
+  const auto second = DeviceAllocator::Create(memory_.get(), options);
+  const Pattern live = Make(3 * kPageBytes, weights_);
+  const Pattern small = Make(300, weights_);
+  {
+    const auto section = QuiescentSection::Begin(memory_.get(), {});
+    ASSERT_TRUE(section.ok());
+    const auto slept = memory_->Sleep(*section, model_);
+    ASSERT_TRUE(slept.ok()) << slept.status();
+    EXPECT_EQ(slept->pages, PageCount(4));
+    // No slot of a page that is gone.
+    EXPECT_TRUE(absl::IsFailedPrecondition(TryAllocate(300, kv_).status()));
+    EXPECT_TRUE(
+        absl::IsFailedPrecondition(TryAllocate(300, weights_).status()));
+    EXPECT_EQ(allocator_->GetLargestPossible(weights_), Bytes(0));
+    AllocateOptions of_weights;
+    of_weights.owner = weights_;
+    EXPECT_TRUE(absl::IsFailedPrecondition(
+        second->Allocate(Bytes(300), of_weights).status()));
+  }
+  ASSERT_TRUE(second->Wake(model_).ok());
+  EXPECT_TRUE(live.Holds());
+  EXPECT_TRUE(small.Holds());
+  Free(live.address);
+  Free(small.address);
+}
+
+TEST_F(AllocatorSleepTest, APinInAnyAllocatorKeepsTheOwnerAwake) {
+  const auto second = DeviceAllocator::Create(memory_.get(), {});
+  const Pattern live = Make(3 * kPageBytes, weights_);
+  AllocateOptions options;
+  options.owner = weights_;
+  const auto pinned = second->Allocate(Bytes(100), options);
+  ASSERT_TRUE(pinned.ok());
+  ASSERT_EQ(second->Pin(*pinned), absl::OkStatus());
+  EXPECT_TRUE(absl::IsFailedPrecondition(Sleep(weights_).status()));
+  {
+    const auto section = QuiescentSection::Begin(memory_.get(), {});
+    ASSERT_TRUE(section.ok());
+    EXPECT_TRUE(absl::IsFailedPrecondition(
+        memory_->Sleep(*section, weights_).status()));
+  }
+  // Nobody was left asleep.
+  const auto other = TryAllocate(100, weights_);
+  ASSERT_TRUE(other.ok()) << other.status();
+  Free(*other);
+  EXPECT_EQ(second->Unpin(*pinned), absl::OkStatus());
+  EXPECT_EQ(second->Free(*pinned), absl::OkStatus());
+  EXPECT_TRUE(live.Holds());
+  Free(live.address);
+}
+
+TEST_F(AllocatorSleepTest, AFailedSleepLeavesAsleepWhatSleptBefore) {
+  const Pattern live = Make(3 * kPageBytes, weights_);
+  const Pattern kept = Make(2 * kPageBytes, kv_);
+  ASSERT_TRUE(Sleep(kv_).ok());
+  faulty_->FailCall(DriverCall::kAllocatePinned, 1,
+                    absl::StatusCode::kInternal);
+  {
+    const auto section = QuiescentSection::Begin(memory_.get(), {});
+    ASSERT_TRUE(section.ok());
+    EXPECT_FALSE(memory_->Sleep(*section, model_).ok());
+  }
+  const auto other = TryAllocate(100, weights_);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(TryAllocate(100, kv_).status()));
+  ASSERT_TRUE(allocator_->Wake(kv_).ok());
+  EXPECT_TRUE(kept.Holds());
+  EXPECT_TRUE(live.Holds());
+  Free(*other);
+  Free(live.address);
+  Free(kept.address);
+}
+
+// ---- Who hears of it --------------------------------------------------------
+
+class SleepListener : public CompactionListener {
+ public:
+  void BeforeCompaction(CompactionLevel level) override {
+    log.push_back(std::string("before ") + CompactionLevelName(level));
+  }
+  void AfterCompaction(CompactionLevel level,
+                       const CompactionReport& report) override {
+    log.push_back(std::string("after ") + CompactionLevelName(level) + " " +
+                  std::to_string(report.bytes_moved.value()));
+  }
+
+  std::vector<std::string> log;
+};
+
+TEST_F(AllocatorSleepTest, ListenersHearOfSleepAndWake) {
+  SleepListener listener;
+  DeviceAllocatorOptions options;
+  options.listener = &listener;
+  MakeAllocator(options);
+  const Pattern live = Make(3 * kPageBytes, weights_);
+  ASSERT_TRUE(Sleep(weights_).ok());
+  const std::string moved = " " + std::to_string(3 * kPageBytes);
+  EXPECT_THAT(listener.log,
+              ::testing::ElementsAre("before sleep", "after sleep" + moved));
+  listener.log.clear();
+  faulty_->FailCall(DriverCall::kMap, 1, absl::StatusCode::kInternal);
+  EXPECT_FALSE(allocator_->Wake(weights_).ok());
+  EXPECT_THAT(listener.log,
+              ::testing::ElementsAre("before wake", "after wake 0"));
+  listener.log.clear();
+  ASSERT_TRUE(allocator_->Wake(weights_).ok());
+  EXPECT_THAT(listener.log,
+              ::testing::ElementsAre("before wake", "after wake" + moved));
+  EXPECT_TRUE(live.Holds());
+  Free(live.address);
+  allocator_.reset();
+}
+
 }  // namespace
 }  // namespace quire

@@ -208,6 +208,11 @@ bool DeviceMemory::AskOutOfMemoryHooks(const absl::Status& status) {
   if (in_forked_child()) return false;
   return impl_->AskOutOfMemoryHooks(status);
 }
+PageCount DeviceMemory::CalculateLargestCommit(
+    OwnerId owner, std::span<const uint64_t> idle) const {
+  if (in_forked_child()) return PageCount(0);
+  return impl_->CalculateLargestCommit(owner, idle);
+}
 PageCount DeviceMemory::ReclaimablePages() const {
   if (in_forked_child()) return PageCount(0);
   return impl_->ReclaimablePages();

@@ -122,6 +122,9 @@ class DeviceMemory::Impl {
       ABSL_LOCKS_EXCLUDED(mutex_);
   OwnerStatistics GetOwnerStatistics(OwnerId owner) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<OwnerStatistics> GetOwnerStatistics() ABSL_LOCKS_EXCLUDED(mutex_);
+  PageCount CalculateLargestCommit(OwnerId owner,
+                                   std::span<const uint64_t> idle)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // What a commit of so many pages for `owner` that cannot be had would be
   // told.
   OutOfMemoryVerdict DescribeShortage(PageCount pages, OwnerId owner,
@@ -266,6 +269,10 @@ class DeviceMemory::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // ---- device_memory_sleep.cc ----
   // All that can be done without the help of hooks, as for Commit.
+  // A sleep that reclaimers have nothing against.
+  absl::StatusOr<SleepReport> PutToSleep(OwnerId owner,
+                                         const SleepOptions& options)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<SleepReport> WakeOrExplain(OwnerId owner,
                                             const WakeOptions& options)
       ABSL_LOCKS_EXCLUDED(mutex_);

@@ -84,6 +84,41 @@ std::vector<OwnerStatistics> DeviceMemory::Impl::GetOwnerStatistics() {
   return all;
 }
 
+PageCount DeviceMemory::Impl::CalculateLargestCommit(
+    OwnerId owner, std::span<const uint64_t> idle) {
+  if (!CheckOwner(owner).ok()) return PageCount(0);
+  const uint64_t reclaimable = ReclaimablePages().value();
+  // What the device has free is asked where headroom makes it count, as it is
+  // when pages are created.
+  uint64_t creatable = UINT64_MAX;
+  if (!headroom_.zero()) {
+    const absl::StatusOr<DeviceMemoryInfo> info =
+        driver_->GetMemoryInfo(device_);
+    if (info.ok()) {
+      creatable = SaturatingSubtract(info->free.value(), headroom_.value()) /
+                  page_size_.value();
+    }
+  }
+  MutexLock lock(&mutex_);
+  const PagePool& pool = backing_.pool();
+  uint64_t pages = std::min(pool.growable(), creatable);
+  for (const uint64_t more :
+       {pool.cached(), backing_.accounts().cooling(), reclaimable}) {
+    pages = SaturatingAdd(pages, more);
+  }
+  // After the limit was lowered, what is beyond it has to go first.
+  pages = SaturatingSubtract(pages,
+                             SaturatingSubtract(pool.in_use(), pool.limit()));
+  // What others give up is not theirs again, so long as they have what is
+  // reserved for them.
+  OwnerAccounts owners = backing_.owners();
+  for (uint32_t id = 0; id < idle.size(); ++id) {
+    owners.Leave(OwnerId(id), std::min(idle[id], owners.own(OwnerId(id))));
+  }
+  return PageCount(
+      std::min(pages, owners.Allowance(owner, backing_.capacity())));
+}
+
 OwnerStatistics DeviceMemory::Impl::StatisticsOf(OwnerId owner) {
   const OwnerAccount& account = backing_.owners().AccountOf(owner);
   const OwnerPageLimits& limits = account.limits;

@@ -65,10 +65,33 @@ absl::StatusOr<SleepReport> DeviceMemory::Impl::Sleep(
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
   QUIRE_RETURN_IF_ERROR(CheckOptions(options));
   const CompactionTimer timer(*driver_);
-  // What nobody holds is not worth saving.
-  AskForPagesOf(owner, UINT64_MAX, /*cooling=*/true);
   // No hook runs before it is over: it might want what is in hand.
   const HookScope scope(&dispatcher_);
+  absl::Status refusal;
+  std::vector<const PageReclaimer*> prepared;
+  reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
+    refusal = reclaimer->BeforeSleep(owner);
+    if (refusal.ok()) prepared.push_back(reclaimer);
+    return refusal.ok();
+  });
+  absl::StatusOr<SleepReport> report =
+      refusal.ok() ? PutToSleep(owner, options)
+                   : absl::StatusOr<SleepReport>(refusal);
+  reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
+    if (std::find(prepared.begin(), prepared.end(), reclaimer) !=
+        prepared.end()) {
+      reclaimer->AfterSleep(owner, report.ok());
+    }
+    return true;
+  });
+  if (report.ok()) timer.Report(&*report);
+  return report;
+}
+
+absl::StatusOr<SleepReport> DeviceMemory::Impl::PutToSleep(
+    OwnerId owner, const SleepOptions& options) {
+  // What nobody holds is not worth saving.
+  AskForPagesOf(owner, UINT64_MAX, /*cooling=*/true);
   SleepTransition transition;
   {
     Section section(this);
@@ -95,7 +118,6 @@ absl::StatusOr<SleepReport> DeviceMemory::Impl::Sleep(
   if (options.target != SleepTarget::kDrop) {
     report.bytes_moved = PageBytes(transition.pages.size());
   }
-  timer.Report(&report);
   return report;
 }
 
@@ -170,6 +192,10 @@ absl::StatusOr<SleepReport> DeviceMemory::Impl::WakeOrExplain(
   }
   QUIRE_RETURN_IF_ERROR(copied);
   restored.clear();
+  reclaimers_.ForEach([owner](PageReclaimer* reclaimer) {
+    reclaimer->AfterWake(owner);
+    return true;
+  });
   report.pages = PageCount(transition.pages.size());
   timer.Report(&report);
   return report;

@@ -40,7 +40,7 @@ namespace quire {
 
 class QuiescentSection;
 
-// 0 names none.
+// Of one allocator, and of no other of the process. 0 names none.
 using GraphPoolId = Id<struct GraphPoolIdTag, uint64_t>;
 
 // What CUDA guarantees for cudaMalloc and what kernels rely on.
@@ -197,10 +197,12 @@ class DeviceAllocator {
   // up, at the same addresses: DeviceMemory::Sleep, after what is free of the
   // owner was given back, so that only what is live, and what lies between, is
   // saved. While an owner sleeps, its memory can be freed, which touches
-  // nothing, and found; Allocate for it is kFailedPrecondition. Owners that are
-  // put to sleep here are woken up here. Errors: those of DeviceMemory::Sleep,
-  // and kFailedPrecondition where memory of the owner is pinned, it has a graph
-  // pool, or a relocation pass is open.
+  // nothing, and found; Allocate for it is kFailedPrecondition. DeviceMemory's
+  // own Sleep and Wake come to the same, and so do those of other allocators on
+  // this memory; only the listener is the one of the allocator that is called.
+  // Errors: those of DeviceMemory::Sleep, and kFailedPrecondition where memory
+  // of the owner is pinned, it has a graph pool, or a relocation pass is open,
+  // here or in another allocator.
   absl::StatusOr<SleepReport> Sleep(const QuiescentSection& section,
                                     OwnerId owner,
                                     const SleepOptions& options = {});
@@ -253,7 +255,9 @@ class DeviceAllocator {
   AllocatorStatistics GetStatistics() const;
   // An Allocate of so much, of the default alignment, would succeed now for the
   // owner, everything reclaimable reclaimed and every cooling page waited for.
-  // One that shares the pages of its neighbours may be up to two pages longer.
+  // One that shares the pages of its neighbours may be up to two pages longer;
+  // so may one that other owners' limits keep from the idle memory of another
+  // reclaimer, of which it is not known whose it is. O(owners).
   Bytes GetLargestPossible(OwnerId owner = kUnnamedOwner) const;
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
   absl::Status CheckInvariants() const;

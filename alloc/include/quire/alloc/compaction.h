@@ -40,7 +40,7 @@ struct MeshOptions {
 struct RelocationLimits {
   // Only allocations of this owner; none: of every owner.
   std::optional<OwnerId> owner;
-  // Stop before the moves come to more than this.
+  // Stop before the moves come to more than this. Slabs are emptied as a whole.
   Bytes max_bytes{UINT64_MAX};
   uint64_t max_moves = UINT64_MAX;
 };
@@ -95,10 +95,19 @@ class RelocationPass {
 
 // ---- What to do, and when ---------------------------------------------------
 
-enum class CompactionLevel : uint8_t { kTrim, kMesh, kRelocation, kSleep };
+// In the order of what they cost, and last what takes a sleep back.
+enum class CompactionLevel : uint8_t {
+  kTrim,
+  kMesh,
+  kRelocation,
+  kSleep,
+  kWake,
+};
 const char* CompactionLevelName(CompactionLevel level);  // "trim", ...
 
-// Told of compactions. Called without a lock by the thread that compacts.
+// Told of compactions. Called without a lock by the thread that compacts. After
+// each BeforeCompaction comes an AfterCompaction, after an error too; the
+// report is of what was done.
 class CompactionListener {
  public:
   virtual ~CompactionListener() = default;
@@ -127,8 +136,8 @@ struct CompactionFacts {
 class CompactionPolicy {
  public:
   virtual ~CompactionPolicy() = default;
-  // The levels to run, in this order. kSleep is nobody's to decide but the
-  // caller's, and kRelocation needs him: both are left out here.
+  // The levels to run, in this order. kSleep and kWake are nobody's to decide
+  // but the caller's, and kRelocation needs him: all three are left out here.
   virtual std::vector<CompactionLevel> Decide(const CompactionFacts& facts) = 0;
 };
 

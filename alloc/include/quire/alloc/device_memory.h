@@ -89,6 +89,16 @@ class PageReclaimer {
                                 bool /*cooling*/) {
     return PageCount(0);
   }
+  // The owner, and those below it, are to sleep. From here on nobody is handed
+  // memory of theirs, and what nobody holds of it is decommitted; an error
+  // refuses the sleep. Then AfterSleep says what became of it. Same rules as
+  // Reclaim.
+  virtual absl::Status BeforeSleep(OwnerId /*owner*/) {
+    return absl::OkStatus();
+  }
+  virtual void AfterSleep(OwnerId /*owner*/, bool /*succeeded*/) {}
+  // The owner, and all below it, is awake.
+  virtual void AfterWake(OwnerId /*owner*/) {}
   // What compaction could free of it, beyond what Reclaim gives: for verdicts,
   // so it may take its time. Same rules as Reclaim.
   struct CompactionEstimate {
@@ -344,6 +354,14 @@ class DeviceMemory {
   OwnerStatistics GetOwnerStatistics(OwnerId owner) const;
   // Of all owners that have had a page or a limit here, by id. O(owners).
   std::vector<OwnerStatistics> GetOwnerStatistics() const;
+  // The most pages that a commit for `owner` can have now, everything
+  // reclaimable reclaimed and every cooling page waited for: what limits, other
+  // owners' reservations and the headroom leave. `idle[id]` are live pages of
+  // owner `id` that its reclaimer would give up; where that is not said they
+  // count as used, and the result may be too small. Asks reclaimers, under the
+  // same rules as Commit. O(owners).
+  PageCount CalculateLargestCommit(OwnerId owner,
+                                   std::span<const uint64_t> idle = {}) const;
 
   // Reclaimers are asked in the order of registration. RemoveReclaimer returns
   // when no thread is inside the reclaimer any more: call it without a lock
@@ -390,7 +408,8 @@ class DeviceMemory {
   //
   // Errors: kFailedPrecondition without an open section of this memory, or
   // where another thread has one of the owners in hand; kInvalidArgument for
-  // kDisk without a folder; kResourceExhausted where the host has no memory, or
+  // kDisk without a folder; what a reclaimer has against it (BeforeSleep);
+  // kResourceExhausted where the host has no memory, or
   // the disk no room; those of the file, which name the folder; the driver's.
   absl::StatusOr<SleepReport> Sleep(const QuiescentSection& section,
                                     OwnerId owner,
