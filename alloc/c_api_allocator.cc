@@ -1,10 +1,12 @@
 // The C interface of the allocator.
 
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "alloc/c_api_internal.h"
+#include "alloc/c_api_listener.h"
 
 using quire::Bytes;
 using quire::DeviceAddress;
@@ -15,15 +17,26 @@ using quire::c_api::CheckArguments;
 using quire::c_api::ReadOptions;
 using quire::c_api::WriteResult;
 
+namespace {
+
+// What an allocator stands on; destroyed from the bottom up.
+struct CreatedAllocator {
+  std::shared_ptr<quire::DeviceMemory> memory;
+  std::unique_ptr<quire::CompactionListener> listener;
+  std::unique_ptr<quire::DeviceAllocator> allocator;
+};
+
+}  // namespace
+
 quire_status quire_runtime_get_allocator(quire_runtime* runtime, int32_t device,
                                          quire_allocator** allocator) noexcept {
   return Call([&]() -> absl::Status {
     QUIRE_RETURN_IF_ERROR(
         CheckArguments({{"runtime", runtime}, {"allocator", allocator}}));
     QUIRE_RETURN_IF_ERROR(quire::c_api::CheckDevice(*runtime->runtime, device));
-    *allocator = new quire_allocator{
-        runtime->runtime, nullptr,
-        runtime->runtime->allocator(quire::DeviceId(device))};
+    *allocator = new quire_allocator{std::shared_ptr<quire::DeviceAllocator>(
+        runtime->runtime,
+        runtime->runtime->allocator(quire::DeviceId(device)))};
     return absl::OkStatus();
   });
 }
@@ -44,12 +57,16 @@ quire_status quire_allocator_create(quire_memory* memory,
     if (known.thread_cache != 0) {
       allocator_options.thread_cache = Bytes(known.thread_cache);
     }
-    auto created = std::make_unique<quire_allocator>();
-    created->runtime = memory->runtime;
-    created->created =
-        quire::DeviceAllocator::Create(memory->memory, allocator_options);
-    created->allocator = created->created.get();
-    *allocator = created.release();
+    auto created = std::make_shared<CreatedAllocator>();
+    created->memory = memory->memory;
+    QUIRE_ASSIGN_OR_RETURN(created->listener,
+                           quire::c_api::CreateListener(known.listener));
+    allocator_options.listener = created->listener.get();
+    created->allocator =
+        quire::DeviceAllocator::Create(memory->memory.get(), allocator_options);
+    quire::DeviceAllocator* const face = created->allocator.get();
+    *allocator = new quire_allocator{
+        std::shared_ptr<quire::DeviceAllocator>(std::move(created), face)};
     return absl::OkStatus();
   });
 }
@@ -74,6 +91,7 @@ quire_status quire_allocator_allocate(quire_allocator* allocator,
       if (known.alignment != 0) {
         allocate_options.alignment = Bytes(known.alignment);
       }
+      allocate_options.movable = known.movable != 0;
     }
     QUIRE_ASSIGN_OR_RETURN(
         const DeviceAddress allocated,
@@ -159,6 +177,18 @@ quire_status quire_allocator_get_largest_possible(
     QUIRE_RETURN_IF_ERROR(
         CheckArguments({{"allocator", allocator}, {"bytes", bytes}}));
     *bytes = allocator->allocator->GetLargestPossible().value();
+    return absl::OkStatus();
+  });
+}
+
+quire_status quire_allocator_get_largest_possible_for(
+    const quire_allocator* allocator, uint32_t owner,
+    uint64_t* bytes) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"allocator", allocator}, {"bytes", bytes}}));
+    QUIRE_RETURN_IF_ERROR(quire::CheckOwner(OwnerId(owner)));
+    *bytes = allocator->allocator->GetLargestPossible(OwnerId(owner)).value();
     return absl::OkStatus();
   });
 }

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "alloc/c_api_internal.h"
-#include "quire/alloc/verdict.h"
 
 #define QUIRE_STRINGIFY_INNER_(x) #x
 #define QUIRE_STRINGIFY_(x) QUIRE_STRINGIFY_INNER_(x)
@@ -67,24 +66,6 @@ quire_shortage_kind KindOf(ShortageKind kind) {
   return 0;
 }
 
-quire_shortage ShortageOf(const OutOfMemoryVerdict& verdict) {
-  quire_shortage shortage{};
-  shortage.kind = KindOf(verdict.kind);
-  shortage.requested = verdict.requested.value();
-  shortage.free = verdict.free.value();
-  shortage.largest_possible = verdict.largest_possible.value();
-  shortage.limit = verdict.limit.value();
-  shortage.device_total = verdict.device_total.value();
-  shortage.cooling = verdict.cooling.value();
-  shortage.held_as_slack = verdict.held_as_slack.value();
-  shortage.reserved_for_others = verdict.reserved_for_others.value();
-  if (verdict.owner_limit) {
-    shortage.owner_limit = verdict.owner_limit->limit.value();
-    shortage.owner_live = verdict.owner_limit->live.value();
-  }
-  return shortage;
-}
-
 void KeepStaticText(const char* text) {
   last_error.text = text;
   last_error.shortage.reset();
@@ -96,6 +77,26 @@ void KeepText(std::string_view text) {
 }
 
 }  // namespace
+
+quire_shortage ShortageOf(const OutOfMemoryVerdict& verdict) {
+  quire_shortage shortage = QUIRE_SHORTAGE_INIT;
+  shortage.kind = KindOf(verdict.kind);
+  shortage.requested = verdict.requested.value();
+  shortage.free = verdict.free.value();
+  shortage.largest_possible = verdict.largest_possible.value();
+  shortage.limit = verdict.limit.value();
+  shortage.device_total = verdict.device_total.value();
+  shortage.cooling = verdict.cooling.value();
+  shortage.held_as_slack = verdict.held_as_slack.value();
+  shortage.reserved_for_others = verdict.reserved_for_others.value();
+  shortage.mesh_frees = verdict.mesh_frees.value();
+  shortage.relocation_frees = verdict.relocation_frees.value();
+  if (verdict.owner_limit) {
+    shortage.owner_limit = verdict.owner_limit->limit.value();
+    shortage.owner_live = verdict.owner_limit->live.value();
+  }
+  return shortage;
+}
 
 quire_status KeepError(const absl::Status& status) noexcept {
   try {
@@ -165,6 +166,16 @@ absl::Status CheckUnknownFields(const char* name, const void* from, size_t size,
     if (bytes[i] != 0) return UnknownField(name, i);
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<StreamId>> ReadStreams(const uint64_t* streams,
+                                                  uint64_t count) {
+  std::vector<StreamId> read;
+  if (count == 0) return read;
+  QUIRE_RETURN_IF_ERROR(CheckArguments({{"streams", streams}}));
+  read.reserve(count);
+  for (uint64_t i = 0; i < count; ++i) read.emplace_back(streams[i]);
+  return read;
 }
 
 absl::Status WriteText(std::string_view text, char** result) {

@@ -56,6 +56,22 @@ TEST(CApiHostMemoryTest, IsReported) {
   FailEveryAllocation(
       "name", [&] { return quire_owner_get_name(runtime, owner, &text); },
       [&] { quire_string_free(text); });
+  quire_memory* memory = nullptr;
+  ASSERT_EQ(quire_runtime_get_memory(runtime, 0, &memory), QUIRE_OK);
+  quire_quiescent_section* section = nullptr;
+  FailEveryAllocation(
+      "section",
+      [&] {
+        return quire_quiescent_section_begin(memory, nullptr, 0, &section);
+      },
+      [&] { quire_quiescent_section_end(section); });
+  quire_hook_registration* registration = nullptr;
+  const quire_memory_hooks hooks = QUIRE_MEMORY_HOOKS_INIT;
+  FailEveryAllocation(
+      "hooks",
+      [&] { return quire_memory_add_hooks(memory, &hooks, &registration); },
+      [&] { EXPECT_EQ(quire_memory_remove_hooks(registration), QUIRE_OK); });
+  quire_memory_destroy(memory);
   quire_runtime_destroy(runtime);
 }
 

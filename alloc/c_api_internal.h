@@ -16,28 +16,35 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/c_api.h"
+#include "quire/alloc/compaction.h"
+#include "quire/alloc/memory_hooks.h"
+#include "quire/alloc/quiescent.h"
 #include "quire/alloc/runtime.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/alloc/units.h"
+#include "quire/alloc/verdict.h"
 
-// Handles share what they stand on; members are destroyed from the bottom up.
+// Handles share what they stand on: each pointer keeps all below its object,
+// the runtime at the bottom.
 struct quire_runtime {
   std::shared_ptr<quire::Runtime> runtime;
 };
 
 struct quire_memory {
-  std::shared_ptr<quire::Runtime> runtime;
-  quire::DeviceMemory* memory;
+  std::shared_ptr<quire::DeviceMemory> memory;
 };
 
 struct quire_allocator {
-  std::shared_ptr<quire::Runtime> runtime;
-  // Null for the runtime's own allocator.
-  std::unique_ptr<quire::DeviceAllocator> created;
-  quire::DeviceAllocator* allocator;
+  std::shared_ptr<quire::DeviceAllocator> allocator;
+};
+
+struct quire_quiescent_section {
+  std::shared_ptr<const quire::QuiescentSection> section;
 };
 
 namespace quire::c_api {
@@ -84,6 +91,21 @@ template <>
 inline constexpr size_t kFirstSize<quire_memory_statistics> =
     offsetof(quire_memory_statistics, over_limit);
 template <>
+inline constexpr size_t kFirstSize<quire_owner_statistics> =
+    offsetof(quire_owner_statistics, asleep);
+template <>
+inline constexpr size_t kFirstSize<quire_runtime_options> =
+    offsetof(quire_runtime_options, headroom);
+template <>
+inline constexpr size_t kFirstSize<quire_allocator_options> =
+    offsetof(quire_allocator_options, listener);
+template <>
+inline constexpr size_t kFirstSize<quire_sleep_options> =
+    offsetof(quire_sleep_options, section);
+template <>
+inline constexpr size_t kFirstSize<quire_shortage> = offsetof(quire_shortage,
+                                                              mesh_frees);
+template <>
 inline constexpr size_t kFirstSize<quire_allocator_statistics> =
     offsetof(quire_allocator_statistics, asleep_bytes);
 
@@ -128,6 +150,27 @@ absl::Status WriteResult(const char* name, T values, T* result) {
   }
   return absl::OkStatus();
 }
+
+// Results that nobody needs to ask for. They are checked before what gives
+// them is done: that is not to be undone for want of a report.
+template <typename T>
+absl::Status CheckOptionalResult(const char* name, const T* result) {
+  if (result == nullptr) return absl::OkStatus();
+  return CheckStructSize(name, result->size, kFirstSize<T>);
+}
+template <typename T>
+absl::Status WriteOptionalResult(const char* name, const T& values, T* result) {
+  if (result == nullptr) return absl::OkStatus();
+  return WriteResult(name, values, result);
+}
+
+// `streams` may be NULL where there are none.
+absl::StatusOr<std::vector<StreamId>> ReadStreams(const uint64_t* streams,
+                                                  uint64_t count);
+
+quire_shortage ShortageOf(const OutOfMemoryVerdict& verdict);
+quire_pressure_level PressureOf(PressureLevel level);
+quire_compaction_report ReportOf(const CompactionReport& report);
 
 // A copy that quire_string_free frees. Zeros inside end the text early.
 absl::Status WriteText(std::string_view text, char** result);

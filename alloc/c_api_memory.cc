@@ -22,8 +22,8 @@ quire_status quire_runtime_get_memory(quire_runtime* runtime, int32_t device,
     QUIRE_RETURN_IF_ERROR(
         CheckArguments({{"runtime", runtime}, {"memory", memory}}));
     QUIRE_RETURN_IF_ERROR(quire::c_api::CheckDevice(*runtime->runtime, device));
-    *memory = new quire_memory{
-        runtime->runtime, runtime->runtime->memory(quire::DeviceId(device))};
+    *memory = new quire_memory{std::shared_ptr<quire::DeviceMemory>(
+        runtime->runtime, runtime->runtime->memory(quire::DeviceId(device)))};
     return absl::OkStatus();
   });
 }
@@ -111,6 +111,8 @@ quire_status quire_memory_get_owner_statistics(
     values.allowance = from.allowance.value();
     values.over_soft = from.over_soft.value();
     values.over_hard = from.over_hard.value();
+    values.asleep = from.asleep.value();
+    values.pressure = quire::c_api::PressureOf(from.pressure);
     return quire::c_api::WriteResult("quire_owner_statistics", values,
                                      statistics);
   });

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -41,8 +44,7 @@ TEST_F(CApiMemoryTest, AllocatesMemoryThatHoldsWhatIsWritten) {
         reinterpret_cast<const unsigned char*>(addresses[i]);
     EXPECT_EQ(bytes[0], i + 1);
     EXPECT_EQ(bytes[sizes[i] - 1], i + 1);
-    quire_allocation_info info;
-    info.size = sizeof(info);
+    quire_allocation_info info = QUIRE_ALLOCATION_INFO_INIT;
     ASSERT_EQ(
         quire_allocator_find(allocator_, addresses[i] + sizes[i] - 1, &info),
         QUIRE_OK);
@@ -74,8 +76,7 @@ TEST_F(CApiMemoryTest, RefusesToFreeWhatIsNotLive) {
   EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
   EXPECT_EQ(quire_allocator_free(allocator_, address, 0),
             QUIRE_FAILED_PRECONDITION);
-  quire_allocation_info info;
-  info.size = sizeof(info);
+  quire_allocation_info info = QUIRE_ALLOCATION_INFO_INIT;
   EXPECT_EQ(quire_allocator_find(allocator_, address, &info), QUIRE_NOT_FOUND);
 }
 
@@ -86,8 +87,7 @@ TEST_F(CApiMemoryTest, SurvivesSizesOfAnyRequest) {
     EXPECT_EQ(quire_allocator_allocate(allocator_, bytes, nullptr, &address),
               QUIRE_OUT_OF_DEVICE_MEMORY);
     EXPECT_EQ(address, 7u);
-    quire_shortage shortage;
-    shortage.size = sizeof(shortage);
+    quire_shortage shortage = QUIRE_SHORTAGE_INIT;
     ASSERT_EQ(quire_last_shortage(&shortage), QUIRE_OK);
     EXPECT_EQ(shortage.requested, bytes);
     EXPECT_EQ(shortage.largest_possible, 32 * kPage);
@@ -105,8 +105,7 @@ TEST_F(CApiMemoryTest, SurvivesSizesOfAnyRequest) {
 }
 
 TEST_F(CApiMemoryTest, GivesTheVerdictOfAShortageAndOfNothingElse) {
-  quire_shortage shortage;
-  shortage.size = sizeof(shortage);
+  quire_shortage shortage = QUIRE_SHORTAGE_INIT;
   EXPECT_EQ(quire_allocator_free(allocator_, 1, 0), QUIRE_INVALID_ARGUMENT);
   const std::string error = quire_last_error();
   EXPECT_EQ(quire_last_shortage(&shortage), QUIRE_NOT_FOUND);
@@ -160,8 +159,7 @@ TEST_F(CApiMemoryTest, ObservesTheLimit) {
   uint64_t address = 0;
   EXPECT_EQ(quire_allocator_allocate(allocator, 5 * kPage, nullptr, &address),
             QUIRE_OUT_OF_DEVICE_MEMORY);
-  quire_shortage shortage;
-  shortage.size = sizeof(shortage);
+  quire_shortage shortage = QUIRE_SHORTAGE_INIT;
   ASSERT_EQ(quire_last_shortage(&shortage), QUIRE_OK);
   EXPECT_EQ(shortage.kind, QUIRE_SHORTAGE_LIMIT);
   EXPECT_EQ(shortage.limit, 4 * kPage);
@@ -238,12 +236,18 @@ TEST_F(CApiMemoryTest, HoldsOwnersToTheirLimits) {
   uint64_t refused = 0;
   EXPECT_EQ(quire_allocator_allocate(allocator_, 2 * kPage, &options, &refused),
             QUIRE_OUT_OF_DEVICE_MEMORY);
-  quire_shortage shortage;
-  shortage.size = sizeof(shortage);
+  quire_shortage shortage = QUIRE_SHORTAGE_INIT;
   ASSERT_EQ(quire_last_shortage(&shortage), QUIRE_OK);
   EXPECT_EQ(shortage.kind, QUIRE_SHORTAGE_LIMIT);
   EXPECT_EQ(shortage.owner_limit, 4 * kPage);
   EXPECT_EQ(shortage.owner_live, 3 * kPage);
+  uint64_t largest = 0;
+  ASSERT_EQ(quire_allocator_get_largest_possible_for(allocator_, kv, &largest),
+            QUIRE_OK);
+  EXPECT_EQ(largest, kPage);
+  EXPECT_EQ(quire_allocator_get_largest_possible_for(allocator_, UINT32_MAX,
+                                                     &largest),
+            QUIRE_INVALID_ARGUMENT);
 
   limits.soft = 5 * kPage;  // above the hard one
   EXPECT_EQ(quire_memory_set_owner_limits(memory_, model, &limits),
@@ -287,6 +291,61 @@ TEST_F(CApiMemoryTest, ChangesTheLimitWhileMemoryIsInUse) {
   EXPECT_EQ(quire_memory_set_limit(memory_, 0), QUIRE_INVALID_ARGUMENT);
   EXPECT_EQ(quire_allocator_free(allocator_, Allocate(3 * kPage), 0), QUIRE_OK);
   EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
+}
+
+TEST_F(CApiMemoryTest, LeavesHeadroomToOthers) {
+  quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
+  options.host_memory_per_device = 32 * kPage;
+  options.headroom = 12 * kPage;
+  options.prepare_ahead = 2;
+  quire_runtime* runtime = nullptr;
+  quire_allocator* allocator = nullptr;
+  ASSERT_EQ(quire_runtime_create(&options, &runtime), QUIRE_OK)
+      << quire_last_error();
+  ASSERT_EQ(quire_runtime_get_allocator(runtime, 0, &allocator), QUIRE_OK);
+  uint64_t largest = 0;
+  ASSERT_EQ(quire_allocator_get_largest_possible(allocator, &largest),
+            QUIRE_OK);
+  EXPECT_EQ(largest, 20 * kPage);
+  uint64_t address = 0;
+  EXPECT_EQ(quire_allocator_allocate(allocator, 21 * kPage, nullptr, &address),
+            QUIRE_OUT_OF_DEVICE_MEMORY);
+  EXPECT_EQ(quire_allocator_allocate(allocator, 20 * kPage, nullptr, &address),
+            QUIRE_OK);
+  quire_allocator_destroy(allocator);
+  quire_runtime_destroy(runtime);
+}
+
+TEST_F(CApiMemoryTest, WritesTheMemoryToFiles) {
+  Allocate(3 * kPage);
+  const std::string path = ::testing::TempDir() + "c_api_snapshot";
+  const auto write = [&](quire_snapshot_format format) {
+    EXPECT_EQ(quire_runtime_write_snapshot(runtime_, 0, format, path.c_str()),
+              QUIRE_OK)
+        << quire_last_error();
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string json = write(QUIRE_SNAPSHOT_JSON);
+  EXPECT_EQ(
+      nlohmann::json::parse(json, nullptr, false)["allocator"]["live_bytes"],
+      3 * kPage);
+  EXPECT_THAT(write(QUIRE_SNAPSHOT_HTML), HasSubstr("</html>"));
+  // A pickle of protocol 2 or later, to its end.
+  const std::string pickle = write(QUIRE_SNAPSHOT_PYTORCH);
+  EXPECT_EQ(pickle.substr(0, 1), "\x80");
+  EXPECT_EQ(pickle.back(), '.');
+  for (const quire_snapshot_format format : {-1, 3}) {
+    EXPECT_EQ(quire_runtime_write_snapshot(runtime_, 0, format, path.c_str()),
+              QUIRE_INVALID_ARGUMENT);
+    EXPECT_THAT(quire_last_error(), HasSubstr(std::to_string(format)));
+  }
+  const std::string nowhere = path + "/no/such/folder";
+  EXPECT_EQ(quire_runtime_write_snapshot(runtime_, 0, QUIRE_SNAPSHOT_JSON,
+                                         nowhere.c_str()),
+            QUIRE_FAILED_PRECONDITION);
+  EXPECT_THAT(quire_last_error(), HasSubstr(nowhere));
+  std::remove(path.c_str());
 }
 
 TEST_F(CApiMemoryTest, DescribesTheMemory) {

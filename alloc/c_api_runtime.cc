@@ -1,10 +1,16 @@
 // The C interface of the runtime: devices, reports, streams, owners.
 
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "alloc/c_api_internal.h"
+#include "alloc/c_api_listener.h"
 #include "quire/alloc/cuda_driver.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/memory_snapshot.h"
@@ -48,10 +54,18 @@ RuntimeOptions RuntimeOptionsFrom(const quire_runtime_options& from) {
   RuntimeOptions options;
   if (from.page_size != 0) options.page_size = Bytes(from.page_size);
   options.limit = Bytes(from.limit);
+  options.headroom = Bytes(from.headroom);
+  options.prepare_ahead = PageCount(from.prepare_ahead);
   if (from.trace_capacity != 0) options.trace_capacity = from.trace_capacity;
   if (from.disable_trace != 0) options.trace_capacity = 0;
   return options;
 }
+
+// What a runtime stands on; destroyed from the bottom up.
+struct CreatedRuntime {
+  std::unique_ptr<CompactionListener> listener;
+  std::unique_ptr<Runtime> runtime;
+};
 
 absl::StatusOr<nlohmann::json> Snapshot(quire_runtime* runtime,
                                         int32_t device) {
@@ -60,6 +74,41 @@ absl::StatusOr<nlohmann::json> Snapshot(quire_runtime* runtime,
   MemorySnapshotOptions options;
   options.device = DeviceId(device);
   return BuildMemorySnapshot(*runtime->runtime, options);
+}
+
+// Names of owners are the caller's bytes and need not be UTF-8.
+std::string TextOf(const nlohmann::json& snapshot) {
+  return snapshot.dump(-1, ' ', false,
+                       nlohmann::json::error_handler_t::replace);
+}
+
+absl::StatusOr<std::string> Render(const nlohmann::json& snapshot,
+                                   quire_snapshot_format format) {
+  switch (format) {
+    case QUIRE_SNAPSHOT_JSON:
+      return TextOf(snapshot);
+    case QUIRE_SNAPSHOT_HTML:
+      return RenderMemoryHtml(snapshot);
+    case QUIRE_SNAPSHOT_PYTORCH:
+      return RenderPyTorchSnapshot(snapshot);
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          format, " is not one of the values of quire_snapshot_format"));
+  }
+}
+
+absl::Status WriteFile(const char* path, const std::string& contents) {
+  const auto failed = [&] {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
+  };
+  std::FILE* const file = std::fopen(path, "wb");
+  if (file == nullptr) return failed();
+  const bool written =
+      std::fwrite(contents.data(), 1, contents.size(), file) == contents.size();
+  const absl::Status status = written ? absl::OkStatus() : failed();
+  if (std::fclose(file) != 0 && written) return failed();
+  return status;
 }
 
 }  // namespace
@@ -80,12 +129,19 @@ quire_status quire_runtime_create(const quire_runtime_options* options,
     QUIRE_ASSIGN_OR_RETURN(
         const quire_runtime_options known,
         quire::c_api::ReadOptions("quire_runtime_options", options));
+    auto created = std::make_shared<quire::c_api::CreatedRuntime>();
+    QUIRE_ASSIGN_OR_RETURN(created->listener,
+                           quire::c_api::CreateListener(known.listener));
+    quire::RuntimeOptions runtime_options =
+        quire::c_api::RuntimeOptionsFrom(known);
+    runtime_options.listener = created->listener.get();
     QUIRE_ASSIGN_OR_RETURN(auto driver, quire::c_api::CreateDriver(known));
     QUIRE_ASSIGN_OR_RETURN(
-        std::shared_ptr<quire::Runtime> created,
-        quire::Runtime::Create(std::move(driver),
-                               quire::c_api::RuntimeOptionsFrom(known)));
-    *runtime = new quire_runtime{std::move(created)};
+        created->runtime,
+        quire::Runtime::Create(std::move(driver), runtime_options));
+    quire::Runtime* const face = created->runtime.get();
+    *runtime = new quire_runtime{
+        std::shared_ptr<quire::Runtime>(std::move(created), face)};
     return absl::OkStatus();
   });
 }
@@ -109,10 +165,7 @@ quire_status quire_runtime_get_snapshot_json(quire_runtime* runtime,
     QUIRE_RETURN_IF_ERROR(CheckArguments({{"json", json}}));
     QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
                            quire::c_api::Snapshot(runtime, device));
-    // Names of owners are the caller's bytes and need not be UTF-8.
-    return WriteText(
-        snapshot.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
-        json);
+    return WriteText(quire::c_api::TextOf(snapshot), json);
   });
 }
 
@@ -123,6 +176,20 @@ quire_status quire_runtime_get_report(quire_runtime* runtime, int32_t device,
     QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
                            quire::c_api::Snapshot(runtime, device));
     return WriteText(quire::FormatMemoryReport(snapshot), text);
+  });
+}
+
+quire_status quire_runtime_write_snapshot(quire_runtime* runtime,
+                                          int32_t device,
+                                          quire_snapshot_format format,
+                                          const char* path) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"path", path}}));
+    QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
+                           quire::c_api::Snapshot(runtime, device));
+    QUIRE_ASSIGN_OR_RETURN(const std::string contents,
+                           quire::c_api::Render(snapshot, format));
+    return quire::c_api::WriteFile(path, contents);
   });
 }
 

@@ -1,6 +1,7 @@
 // The C interface of owners that sleep.
 
-#include <span>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -13,7 +14,6 @@ using quire::StreamId;
 using quire::c_api::Call;
 using quire::c_api::CheckArguments;
 using quire::c_api::ReadOptions;
-using quire::c_api::WriteResult;
 
 namespace {
 
@@ -32,22 +32,39 @@ absl::StatusOr<quire::SleepTarget> TargetOf(quire_sleep_target target) {
 }
 
 absl::Status CheckReport(const quire_sleep_report* report) {
-  if (report == nullptr) return absl::OkStatus();
-  return quire::c_api::CheckStructSize(
-      "quire_sleep_report", report->size,
-      quire::c_api::kFirstSize<quire_sleep_report>);
+  return quire::c_api::CheckOptionalResult("quire_sleep_report", report);
 }
 
 absl::Status WriteReport(const quire::SleepReport& from,
                          quire_sleep_report* report) {
-  if (report == nullptr) return absl::OkStatus();
-  quire_sleep_report values{};
+  quire_sleep_report values = QUIRE_SLEEP_REPORT_INIT;
   values.bytes_moved = from.bytes_moved.value();
   values.pages = from.pages.value();
   values.pages_freed = from.pages_freed.value();
   values.driver_calls = from.driver_calls;
   values.seconds = from.seconds;
-  return WriteResult("quire_sleep_report", values, report);
+  return quire::c_api::WriteOptionalResult("quire_sleep_report", values,
+                                           report);
+}
+
+// The section that the caller has open, or one for the time of the call.
+absl::StatusOr<std::shared_ptr<const quire::QuiescentSection>> SectionFor(
+    const quire_sleep_options& options, quire::DeviceMemory* memory) {
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::vector<StreamId> streams,
+      quire::c_api::ReadStreams(options.streams, options.stream_count));
+  if (options.section == nullptr) {
+    QUIRE_ASSIGN_OR_RETURN(quire::QuiescentSection section,
+                           quire::QuiescentSection::Begin(memory, streams));
+    return std::make_shared<const quire::QuiescentSection>(std::move(section));
+  }
+  if (!streams.empty()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "sleep has a section, which has waited already, and %u streams to wait "
+        "for",
+        streams.size()));
+  }
+  return options.section->section;
 }
 
 }  // namespace
@@ -57,26 +74,17 @@ quire_status quire_allocator_sleep(quire_allocator* allocator, uint32_t owner,
                                    quire_sleep_report* report) noexcept {
   return Call([&]() -> absl::Status {
     QUIRE_RETURN_IF_ERROR(CheckArguments({{"allocator", allocator}}));
-    // A sleep that succeeds is not to be undone for want of a report.
     QUIRE_RETURN_IF_ERROR(CheckReport(report));
     QUIRE_ASSIGN_OR_RETURN(const quire_sleep_options known,
                            ReadOptions("quire_sleep_options", options));
-    if (known.stream_count > 0) {
-      QUIRE_RETURN_IF_ERROR(CheckArguments({{"streams", known.streams}}));
-    }
     quire::SleepOptions sleep_options;
     QUIRE_ASSIGN_OR_RETURN(sleep_options.target, TargetOf(known.target));
     if (known.folder != nullptr) sleep_options.folder = known.folder;
-    std::vector<StreamId> streams;
-    for (uint64_t i = 0; i < known.stream_count; ++i) {
-      streams.emplace_back(known.streams[i]);
-    }
-    QUIRE_ASSIGN_OR_RETURN(const quire::QuiescentSection section,
-                           quire::QuiescentSection::Begin(
-                               allocator->allocator->memory(), streams));
+    QUIRE_ASSIGN_OR_RETURN(const auto section,
+                           SectionFor(known, allocator->allocator->memory()));
     QUIRE_ASSIGN_OR_RETURN(
         const quire::SleepReport slept,
-        allocator->allocator->Sleep(section, OwnerId(owner), sleep_options));
+        allocator->allocator->Sleep(*section, OwnerId(owner), sleep_options));
     return WriteReport(slept, report);
   });
 }

@@ -54,8 +54,7 @@ TEST_F(CApiSleepTest, SleepsAndWakes) {
     options.folder = folder.c_str();
     options.streams = &stream;
     options.stream_count = 1;
-    quire_sleep_report report{};
-    report.size = sizeof(report);
+    quire_sleep_report report = QUIRE_SLEEP_REPORT_INIT;
     ASSERT_EQ(quire_allocator_sleep(allocator_, owner_, &options, &report),
               QUIRE_OK)
         << quire_last_error();
@@ -67,8 +66,7 @@ TEST_F(CApiSleepTest, SleepsAndWakes) {
     uint64_t address = 0;
     EXPECT_EQ(quire_allocator_allocate(allocator_, 1, &allocate, &address),
               QUIRE_FAILED_PRECONDITION);
-    quire_allocator_statistics statistics{};
-    statistics.size = sizeof(statistics);
+    quire_allocator_statistics statistics = QUIRE_ALLOCATOR_STATISTICS_INIT;
     ASSERT_EQ(quire_allocator_get_statistics(allocator_, &statistics),
               QUIRE_OK);
     EXPECT_EQ(statistics.asleep_bytes, 6u << 20);

@@ -30,22 +30,39 @@ TEST(CApiVersionTest, IsThatOfTheProject) {
 TEST(CApiLayoutTest, IsTheOneThatProgramsWereBuiltWith) {
   EXPECT_EQ(offsetof(quire_runtime_options, host_memory_per_device), 16u);
   EXPECT_EQ(offsetof(quire_runtime_options, disable_trace), 48u);
-  EXPECT_EQ(sizeof(quire_runtime_options), 56u);
+  EXPECT_EQ(offsetof(quire_runtime_options, headroom), 56u);
+  EXPECT_EQ(offsetof(quire_runtime_options, listener), 72u);
   EXPECT_EQ(offsetof(quire_allocator_options, thread_cache), 24u);
-  EXPECT_EQ(sizeof(quire_allocator_options), 32u);
+  EXPECT_EQ(offsetof(quire_allocator_options, listener), 32u);
   EXPECT_EQ(offsetof(quire_allocate_options, owner), 24u);
+  EXPECT_EQ(offsetof(quire_allocate_options, movable), 28u);
   EXPECT_EQ(sizeof(quire_allocate_options), 32u);
   EXPECT_EQ(offsetof(quire_allocation_info, owner), 40u);
   EXPECT_EQ(sizeof(quire_allocation_info), 48u);
   EXPECT_EQ(offsetof(quire_shortage, held_as_slack), 64u);
-  EXPECT_EQ(sizeof(quire_shortage), 96u);
+  EXPECT_EQ(offsetof(quire_shortage, relocation_frees), 104u);
   EXPECT_EQ(sizeof(quire_owner_limits), 40u);
   EXPECT_EQ(offsetof(quire_owner_statistics, over_hard), 88u);
+  EXPECT_EQ(offsetof(quire_owner_statistics, pressure), 104u);
   EXPECT_EQ(offsetof(quire_memory_statistics, commits_from_cache), 160u);
   EXPECT_EQ(offsetof(quire_memory_statistics, asleep_on_disk), 192u);
   EXPECT_EQ(offsetof(quire_allocator_statistics, metadata_bytes), 128u);
   EXPECT_EQ(offsetof(quire_allocator_statistics, asleep_bytes), 136u);
   EXPECT_EQ(offsetof(quire_allocator_statistics, graph_pool_bytes), 144u);
+  EXPECT_EQ(offsetof(quire_sleep_options, section), 40u);
+  EXPECT_EQ(offsetof(quire_mesh_options, owner), 20u);
+  EXPECT_EQ(offsetof(quire_compaction_thresholds, least_seconds), 24u);
+  EXPECT_EQ(offsetof(quire_compaction_report, seconds), 40u);
+  EXPECT_EQ(offsetof(quire_compaction_listener, after_move), 40u);
+  EXPECT_EQ(offsetof(quire_relocation_limits, owner), 28u);
+  EXPECT_EQ(offsetof(quire_relocation_move, owner), 32u);
+  EXPECT_EQ(offsetof(quire_memory_hooks, on_out_of_memory), 40u);
+  EXPECT_EQ(offsetof(quire_pressure_change, owner), 36u);
+  EXPECT_EQ(offsetof(quire_mapping_change, owner), 24u);
+  EXPECT_EQ(QUIRE_COMPACTION_WAKE, 4);
+  EXPECT_EQ(QUIRE_MOVE_DESTROY, 2);
+  EXPECT_EQ(QUIRE_PRESSURE_CRITICAL, 2);
+  EXPECT_EQ(QUIRE_SNAPSHOT_PYTORCH, 2);
   EXPECT_EQ(QUIRE_INTERNAL, 8);
   EXPECT_EQ(QUIRE_SHORTAGE_MAPPINGS, 7);
   EXPECT_EQ(QUIRE_DRIVER_CUDA, 2);
@@ -88,6 +105,12 @@ TEST_F(CApiTest, NamesTheArgumentThatIsNull) {
   expect_null(quire_runtime_get_snapshot_json(runtime_, 0, nullptr), "json");
   expect_null(quire_runtime_get_report(nullptr, 0, &text), "runtime");
   expect_null(quire_runtime_get_report(runtime_, 0, nullptr), "text");
+  expect_null(
+      quire_runtime_write_snapshot(nullptr, 0, QUIRE_SNAPSHOT_JSON, "x"),
+      "runtime");
+  expect_null(
+      quire_runtime_write_snapshot(runtime_, 0, QUIRE_SNAPSHOT_JSON, nullptr),
+      "path");
   expect_null(quire_stream_create(nullptr, 0, &number), "runtime");
   expect_null(quire_stream_create(runtime_, 0, nullptr), "stream");
   expect_null(quire_stream_destroy(nullptr, 1), "runtime");
@@ -137,6 +160,10 @@ TEST_F(CApiTest, NamesTheArgumentThatIsNull) {
               "allocator");
   expect_null(quire_allocator_get_largest_possible(allocator_, nullptr),
               "bytes");
+  expect_null(quire_allocator_get_largest_possible_for(nullptr, 0, &number),
+              "allocator");
+  expect_null(quire_allocator_get_largest_possible_for(allocator_, 0, nullptr),
+              "bytes");
   expect_null(quire_allocator_check_invariants(nullptr), "allocator");
   // Nothing was written.
   EXPECT_EQ(number, 7u);
@@ -166,6 +193,9 @@ TEST_F(CApiTest, RefusesDevicesThatAreNotThere) {
     EXPECT_EQ(quire_runtime_get_snapshot_json(runtime_, device, &text),
               QUIRE_INVALID_ARGUMENT);
     EXPECT_EQ(quire_runtime_get_report(runtime_, device, &text),
+              QUIRE_INVALID_ARGUMENT);
+    EXPECT_EQ(quire_runtime_write_snapshot(runtime_, device,
+                                           QUIRE_SNAPSHOT_JSON, "not written"),
               QUIRE_INVALID_ARGUMENT);
     EXPECT_EQ(quire_stream_create(runtime_, device, &stream),
               QUIRE_INVALID_ARGUMENT);

@@ -27,6 +27,7 @@ absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
                                             &runtime->owners_, memory_options));
     DeviceAllocatorOptions allocator_options;
     allocator_options.trace = trace;
+    allocator_options.listener = options.listener;
     device.allocator =
         DeviceAllocator::Create(device.memory.get(), allocator_options);
     runtime->devices_.push_back(std::move(device));

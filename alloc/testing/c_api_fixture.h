@@ -47,22 +47,19 @@ class CApiFixture : public ::testing::Test {
     return Allocate(bytes, &options);
   }
   quire_allocator_statistics Statistics() {
-    quire_allocator_statistics statistics;
-    statistics.size = sizeof(statistics);
+    quire_allocator_statistics statistics = QUIRE_ALLOCATOR_STATISTICS_INIT;
     EXPECT_EQ(quire_allocator_get_statistics(allocator_, &statistics),
               QUIRE_OK);
     return statistics;
   }
   quire_memory_statistics MemoryStatistics() {
-    quire_memory_statistics statistics;
-    statistics.size = sizeof(statistics);
+    quire_memory_statistics statistics = QUIRE_MEMORY_STATISTICS_INIT;
     EXPECT_EQ(quire_memory_get_statistics(memory_, &statistics), QUIRE_OK);
     return statistics;
   }
 
   quire_owner_statistics OwnerStatistics(uint32_t owner) {
-    quire_owner_statistics statistics;
-    statistics.size = sizeof(statistics);
+    quire_owner_statistics statistics = QUIRE_OWNER_STATISTICS_INIT;
     EXPECT_EQ(quire_memory_get_owner_statistics(memory_, owner, &statistics),
               QUIRE_OK);
     return statistics;

@@ -11,12 +11,141 @@ static int Failed(const char* what) {
 
 // The compiler says where an initialiser leaves a field out.
 static void UseInitialisers(void) {
-  quire_allocator_options allocator = QUIRE_ALLOCATOR_OPTIONS_INIT;
   quire_owner_limits limits = QUIRE_OWNER_LIMITS_INIT;
+  quire_owner_statistics owner = QUIRE_OWNER_STATISTICS_INIT;
+  quire_memory_statistics memory = QUIRE_MEMORY_STATISTICS_INIT;
+  quire_allocation_info allocation = QUIRE_ALLOCATION_INFO_INIT;
+  quire_mesh_options mesh = QUIRE_MESH_OPTIONS_INIT;
+  quire_compaction_thresholds thresholds = QUIRE_COMPACTION_THRESHOLDS_INIT;
   quire_sleep_options sleep = QUIRE_SLEEP_OPTIONS_INIT;
-  (void)allocator;
+  quire_sleep_report slept = QUIRE_SLEEP_REPORT_INIT;
   (void)limits;
+  (void)owner;
+  (void)memory;
+  (void)allocation;
+  (void)mesh;
+  (void)thresholds;
   (void)sleep;
+  (void)slept;
+}
+
+// Pages that are mapped now, and moves that were carried out.
+typedef struct Counts {
+  uint64_t mapped_bytes;
+  uint64_t moves;
+} Counts;
+
+static void OnPagesMapped(void* context, const quire_mapping_change* change) {
+  ((Counts*)context)->mapped_bytes += change->bytes;
+}
+static void OnPagesUnmapped(void* context, const quire_mapping_change* change) {
+  ((Counts*)context)->mapped_bytes -= change->bytes;
+}
+static void AfterMove(void* context, const quire_relocation_move* move,
+                      quire_move_action action) {
+  if (move->bytes > 0 && action == QUIRE_MOVE_COPY) ++((Counts*)context)->moves;
+}
+
+enum { kTensors = 128, kTensorBytes = 64 << 10 };
+
+// What a pass has moved is found under its new address.
+static int MoveTensors(quire_allocator* allocator,
+                       const quire_quiescent_section* section,
+                       uint64_t* tensors) {
+  quire_relocation_limits limits = QUIRE_RELOCATION_LIMITS_INIT;
+  quire_relocation_pass* pass = NULL;
+  limits.max_bytes = kTensors * kTensorBytes;
+  if (quire_relocation_pass_begin(allocator, section, &limits, &pass) !=
+      QUIRE_OK)
+    return Failed("quire_relocation_pass_begin");
+  uint64_t count = 0;
+  if (quire_relocation_pass_copy(pass) != QUIRE_OK ||
+      quire_relocation_pass_get_move_count(pass, &count) != QUIRE_OK)
+    return Failed("quire_relocation_pass_copy");
+  for (uint64_t i = 0; i < count; ++i) {
+    quire_relocation_move move = QUIRE_RELOCATION_MOVE_INIT;
+    if (quire_relocation_pass_get_move(pass, i, &move) != QUIRE_OK)
+      return Failed("quire_relocation_pass_get_move");
+    for (int t = 0; t < kTensors; ++t) {
+      if (tensors[t] == move.from) tensors[t] = move.to;
+    }
+  }
+  quire_compaction_report report = QUIRE_COMPACTION_REPORT_INIT;
+  if (quire_relocation_pass_finish(pass, &report) != QUIRE_OK)
+    return Failed("quire_relocation_pass_finish");
+  quire_relocation_pass_destroy(pass);
+  if (report.moves == 0 || report.moves != count) {
+    fprintf(stderr, "the pass moved what it should not\n");
+    return 1;
+  }
+  return 0;
+}
+
+// Seven tensors of eight are freed; meshing and moving give their pages back.
+static int Compact(quire_runtime* runtime) {
+  Counts counts = {0, 0};
+  quire_memory* memory = NULL;
+  quire_allocator* allocator = NULL;
+  quire_hook_registration* registration = NULL;
+  quire_memory_hooks hooks = QUIRE_MEMORY_HOOKS_INIT;
+  quire_compaction_listener listener = QUIRE_COMPACTION_LISTENER_INIT;
+  quire_allocator_options options = QUIRE_ALLOCATOR_OPTIONS_INIT;
+  hooks.context = &counts;
+  hooks.on_pages_mapped = &OnPagesMapped;
+  hooks.on_pages_unmapped = &OnPagesUnmapped;
+  listener.context = &counts;
+  listener.after_move = &AfterMove;
+  options.listener = &listener;
+  // What was mapped before the hooks were there is given back before, too.
+  if (quire_runtime_get_memory(runtime, 0, &memory) != QUIRE_OK ||
+      quire_memory_trim(memory, 0, NULL) != QUIRE_OK ||
+      quire_memory_add_hooks(memory, &hooks, &registration) != QUIRE_OK ||
+      quire_allocator_create(memory, &options, &allocator) != QUIRE_OK)
+    return Failed("quire_allocator_create");
+
+  quire_allocate_options movable = QUIRE_ALLOCATE_OPTIONS_INIT;
+  movable.movable = 1;
+  uint64_t tensors[kTensors];
+  for (int t = 0; t < kTensors; ++t) {
+    if (quire_allocator_allocate(allocator, kTensorBytes, &movable,
+                                 &tensors[t]) != QUIRE_OK)
+      return Failed("quire_allocator_allocate");
+    memset((void*)(uintptr_t)tensors[t], t, kTensorBytes);
+  }
+  for (int t = 0; t < kTensors; ++t) {
+    if (t % 8 == 0) continue;
+    if (quire_allocator_free(allocator, tensors[t], 0) != QUIRE_OK)
+      return Failed("quire_allocator_free");
+    tensors[t] = 0;
+  }
+
+  quire_quiescent_section* section = NULL;
+  quire_compaction_report meshed = QUIRE_COMPACTION_REPORT_INIT;
+  if (quire_quiescent_section_begin(memory, NULL, 0, &section) != QUIRE_OK)
+    return Failed("quire_quiescent_section_begin");
+  if (MoveTensors(allocator, section, tensors) != 0) return 1;
+  if (quire_allocator_mesh(allocator, section, NULL, &meshed) != QUIRE_OK)
+    return Failed("quire_allocator_mesh");
+  quire_quiescent_section_end(section);
+  for (int t = 0; t < kTensors; t += 8) {
+    const unsigned char* bytes = (const unsigned char*)(uintptr_t)tensors[t];
+    if (bytes[0] != t || bytes[kTensorBytes - 1] != t) {
+      fprintf(stderr, "tensor %d is not what it was\n", t);
+      return 1;
+    }
+  }
+  quire_allocator_destroy(allocator);
+  quire_memory_trim(memory, 0, NULL);
+  if (counts.mapped_bytes != 0 || counts.moves == 0) {
+    fprintf(stderr, "%llu bytes stay mapped, %llu moves\n",
+            (unsigned long long)counts.mapped_bytes,
+            (unsigned long long)counts.moves);
+    return 1;
+  }
+  if (quire_memory_remove_hooks(registration) != QUIRE_OK)
+    return Failed("quire_memory_remove_hooks");
+  quire_memory_destroy(memory);
+  return 0;
 }
 
 int main(void) {
@@ -40,8 +169,7 @@ int main(void) {
     return Failed("quire_allocator_allocate");
   memset((void*)(uintptr_t)address, 0x5a, 5000);
 
-  quire_allocator_statistics statistics;
-  statistics.size = sizeof(statistics);
+  quire_allocator_statistics statistics = QUIRE_ALLOCATOR_STATISTICS_INIT;
   if (quire_allocator_get_statistics(allocator, &statistics) != QUIRE_OK)
     return Failed("quire_allocator_get_statistics");
   if (statistics.requested_bytes != 5000) {
@@ -67,6 +195,7 @@ int main(void) {
     return Failed("quire_allocator_free");
   if (quire_stream_destroy(runtime, stream) != QUIRE_OK)
     return Failed("quire_stream_destroy");
+  if (Compact(runtime) != 0) return 1;
   quire_allocator_destroy(allocator);
   quire_runtime_destroy(runtime);
   printf("quire %s from C\n", quire_alloc_version());

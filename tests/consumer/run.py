@@ -83,15 +83,15 @@ def use_pkg_config(options, installation, work):
 
 
 def check_exports(installation):
-    """The shared library has the functions of the header and no other symbol."""
+    """The shared library has the functions of the headers and no other symbol."""
     symbols = run("nm", "-D", "--defined-only", "--format=posix",
                   installation.libraries / "libquire_alloc.so")
     exported = {line.split("@")[0] for line in symbols.splitlines()
                 if line.split()[1] == "T"}
     others = [line for line in symbols.splitlines()
               if line.split()[1] not in "TA"]
-    header = next(installation.prefix.rglob("c_api.h")).read_text()
-    code = re.sub(r"//.*", "", header)
+    headers = installation.prefix.rglob("quire/alloc/c_api*.h")
+    code = re.sub(r"//.*", "", "".join(map(pathlib.Path.read_text, headers)))
     declared = set(re.findall(r"\b(quire_\w+)\(", code))
     if exported != declared or others:
         sys.exit(f"exported and not declared: {exported - declared}\n"

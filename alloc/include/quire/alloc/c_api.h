@@ -1,7 +1,12 @@
 // The device allocator for C, and for every language that can call C.
 //
 // What the functions do is what the C++ headers of the same folder say in full;
-// this header says what the border adds. It is C11 and C++11, and an ABI:
+// this header says what the border adds. It includes the others of its kind:
+//   c_api_base.h        handles, errors, versions
+//   c_api_compaction.h  quiescent sections, mesh, relocation, pins, sleep
+//   c_api_graph.h       memory that graphs keep
+//   c_api_hooks.h       pressure, shortages, pages that come and go
+// They are C11 and C++11, and an ABI:
 // within one minor version (0.x), or one major version from 1 on, functions and
 // fields are added at the end and nothing else changes.
 //
@@ -43,114 +48,22 @@
 // field that the library does not know and that is not zero is
 // QUIRE_INVALID_ARGUMENT. Results: the library fills the fields that both know
 // and sets the others to zero. A size below that of the first version is
-// QUIRE_INVALID_ARGUMENT, 0 included.
+// QUIRE_INVALID_ARGUMENT, 0 included. Where a result may be NULL, nobody asks
+// for it.
 
 #ifndef QUIRE_ALLOC_C_API_H_
 #define QUIRE_ALLOC_C_API_H_
 
-#include <stddef.h>
-#include <stdint.h>
-
-#define QUIRE_ALLOC_VERSION_MAJOR 0
-#define QUIRE_ALLOC_VERSION_MINOR 1
-#define QUIRE_ALLOC_VERSION_PATCH 0
-
-// Only the shared library exports these names; in a static one they are as
-// hidden as the rest.
-#if defined(QUIRE_ALLOC_BUILDS_SHARED_LIBRARY)
-#define QUIRE_C_FUNCTION __attribute__((visibility("default")))
-#else
-#define QUIRE_C_FUNCTION
-#endif
+#include "quire/alloc/c_api_base.h"
+#include "quire/alloc/c_api_compaction.h"
+#include "quire/alloc/c_api_graph.h"
+#include "quire/alloc/c_api_hooks.h"
 
 #ifdef __cplusplus
-#define QUIRE_C_NOEXCEPT noexcept
 extern "C" {
-#else
-#define QUIRE_C_NOEXCEPT
 #endif
 
-// ---- Version and errors -----------------------------------------------------
-
-// "0.1.0": of the library that runs, where the macros above are of the header.
-QUIRE_C_FUNCTION const char* quire_alloc_version(void) QUIRE_C_NOEXCEPT;
-
-typedef int32_t quire_status;
-enum {
-  QUIRE_OK = 0,
-  // An argument that the function cannot take; the message names it.
-  QUIRE_INVALID_ARGUMENT = 1,
-  // A stream, owner or allocation that does not exist.
-  QUIRE_NOT_FOUND = 2,
-  // The state forbids it: double free.
-  QUIRE_FAILED_PRECONDITION = 3,
-  // Memory, addresses or a limit of the device ran out. The message is the
-  // verdict; quire_last_shortage has it in numbers.
-  QUIRE_OUT_OF_DEVICE_MEMORY = 4,
-  // The process has no memory for bookkeeping.
-  QUIRE_OUT_OF_HOST_MEMORY = 5,
-  // The driver refused to undo what it had done: memory is in quarantine.
-  QUIRE_DATA_LOSS = 6,
-  // No driver, no device, or no such backend in this build.
-  QUIRE_UNAVAILABLE = 7,
-  // The driver failed in another way, or Quire has a defect.
-  QUIRE_INTERNAL = 8
-};
-
-// "OUT_OF_DEVICE_MEMORY"; "UNKNOWN" for numbers that are no status. Static.
-QUIRE_C_FUNCTION const char* quire_status_name(quire_status status)
-    QUIRE_C_NOEXCEPT;
-
-// What was wrong in the last call of this thread that failed; "" before the
-// first. Never NULL. Valid until the next failure of this thread, or its end.
-QUIRE_C_FUNCTION const char* quire_last_error(void) QUIRE_C_NOEXCEPT;
-
-typedef int32_t quire_shortage_kind;
-enum {
-  QUIRE_SHORTAGE_CAPACITY = 1,       // not enough exists on the device
-  QUIRE_SHORTAGE_FRAGMENTATION = 2,  // enough exists, held as slack or cache
-  QUIRE_SHORTAGE_LIMIT = 3,          // the caller's own limit
-  QUIRE_SHORTAGE_COOLING = 4,        // freed, but a stream is still using it
-  QUIRE_SHORTAGE_ADDRESS_SPACE = 5,  // addresses ran out, not memory
-  QUIRE_SHORTAGE_OTHER_PROCESS = 6,  // another process holds it
-  QUIRE_SHORTAGE_MAPPINGS = 7        // the driver takes no more mappings
-};
-
-// The verdict on a request that could not be served, in bytes.
-typedef struct quire_shortage {
-  size_t size;
-  quire_shortage_kind kind;
-  uint32_t padding;
-  uint64_t requested;
-  // For QUIRE_SHORTAGE_ADDRESS_SPACE these three are of addresses, else of
-  // memory.
-  uint64_t free;              // could be created or is cached now
-  uint64_t largest_possible;  // the largest request that would succeed now
-  uint64_t limit;
-  uint64_t device_total;
-  uint64_t cooling;
-  uint64_t held_as_slack;  // what caches and compaction could free
-  // Kept free for other owners, which have less than their reserved minimum.
-  uint64_t reserved_for_others;
-  // Of QUIRE_SHORTAGE_LIMIT: whose limit it is and what they use; limit 0 where
-  // it is that of the device's memory. The message has the owner's name.
-  uint64_t owner_limit;
-  uint64_t owner_live;
-} quire_shortage;
-#define QUIRE_SHORTAGE_INIT \
-  { sizeof(quire_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-
-// The verdict of the last call of this thread that failed. QUIRE_NOT_FOUND,
-// which does not replace that error, where the call failed for another reason.
-QUIRE_C_FUNCTION quire_status quire_last_shortage(quire_shortage* shortage)
-    QUIRE_C_NOEXCEPT;
-
-// Frees text that a function of this header gave. NULL is allowed.
-QUIRE_C_FUNCTION void quire_string_free(char* text) QUIRE_C_NOEXCEPT;
-
 // ---- Runtime: the driver and its devices ------------------------------------
-
-typedef struct quire_runtime quire_runtime;
 
 typedef int32_t quire_driver_kind;
 enum {
@@ -179,9 +92,15 @@ typedef struct quire_runtime_options {
   uint64_t trace_capacity;
   uint32_t disable_trace;
   uint32_t padding;
+  // Of what is free on each device, left to others, whatever the limit.
+  uint64_t headroom;
+  // Pages that a thread per device keeps prepared. Default: there is none.
+  uint64_t prepare_ahead;
+  // Hears of the compactions of the runtime's own allocators. NULL: nobody.
+  const quire_compaction_listener* listener;
 } quire_runtime_options;
 #define QUIRE_RUNTIME_OPTIONS_INIT \
-  { sizeof(quire_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(quire_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 // Opens the driver and gives every device of it a pool of pages and an
 // allocator. `options` may be NULL: all defaults. Errors:
@@ -199,12 +118,26 @@ QUIRE_C_FUNCTION quire_status quire_runtime_get_device_count(
     const quire_runtime* runtime, int32_t* count) QUIRE_C_NOEXCEPT;
 
 // The device's memory as JSON (docs/memory_snapshot.md), and as the report that
-// a person reads. Both walk all pages and allocations. QUIRE_INVALID_ARGUMENT
-// for a device that is not there.
+// a person reads. All three walk all pages and allocations.
+// QUIRE_INVALID_ARGUMENT for a device that is not there.
 QUIRE_C_FUNCTION quire_status quire_runtime_get_snapshot_json(
     quire_runtime* runtime, int32_t device, char** json) QUIRE_C_NOEXCEPT;
 QUIRE_C_FUNCTION quire_status quire_runtime_get_report(
     quire_runtime* runtime, int32_t device, char** text) QUIRE_C_NOEXCEPT;
+
+typedef int32_t quire_snapshot_format;
+enum {
+  QUIRE_SNAPSHOT_JSON = 0,
+  QUIRE_SNAPSHOT_HTML = 1,    // one page to look at
+  QUIRE_SNAPSHOT_PYTORCH = 2  // a pickle, for PyTorch's viewers
+};
+// The same into a file, which is made, or emptied first. Errors:
+// QUIRE_INVALID_ARGUMENT for the device and the format;
+// QUIRE_FAILED_PRECONDITION where the file cannot be written, of which a part
+// may be there then.
+QUIRE_C_FUNCTION quire_status quire_runtime_write_snapshot(
+    quire_runtime* runtime, int32_t device, quire_snapshot_format format,
+    const char* path) QUIRE_C_NOEXCEPT;
 
 // ---- Streams ----------------------------------------------------------------
 
@@ -240,8 +173,6 @@ QUIRE_C_FUNCTION quire_status quire_owner_get_name(
     quire_runtime* runtime, uint32_t owner, char** name) QUIRE_C_NOEXCEPT;
 
 // ---- Device memory: the pool of physical pages of one device ----------------
-
-typedef struct quire_memory quire_memory;
 
 QUIRE_C_FUNCTION quire_status
 quire_runtime_get_memory(quire_runtime* runtime, int32_t device,
@@ -280,6 +211,11 @@ typedef struct quire_memory_statistics {
   uint64_t asleep_on_host;
   uint64_t asleep_on_disk;
 } quire_memory_statistics;
+#define QUIRE_MEMORY_STATISTICS_INIT                                           \
+  {                                                                            \
+    sizeof(quire_memory_statistics), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                        \
+  }
 #define QUIRE_MEMORY_STATISTICS_VERSION 3
 
 // O(1).
@@ -339,8 +275,16 @@ typedef struct quire_owner_statistics {
   uint64_t allowance;
   uint64_t over_soft;
   uint64_t over_hard;
+  uint64_t asleep;  // version 2, from here on: with all below it
+  quire_pressure_level pressure;
+  uint32_t padding;
 } quire_owner_statistics;
-#define QUIRE_OWNER_STATISTICS_VERSION 1
+#define QUIRE_OWNER_STATISTICS_INIT                                           \
+  {                                                                           \
+    sizeof(quire_owner_statistics), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        0                                                                     \
+  }
+#define QUIRE_OWNER_STATISTICS_VERSION 2
 
 // O(levels of owners). Of any number: no owner needs to have had a page.
 QUIRE_C_FUNCTION quire_status quire_memory_get_owner_statistics(
@@ -364,8 +308,6 @@ quire_memory_check_health(const quire_memory* memory) QUIRE_C_NOEXCEPT;
 
 // ---- Allocator --------------------------------------------------------------
 
-typedef struct quire_allocator quire_allocator;
-
 // The allocator that the runtime made for the device. Every handle of it is of
 // the same allocator.
 QUIRE_C_FUNCTION quire_status
@@ -383,9 +325,11 @@ typedef struct quire_allocator_options {
   // to have it again without a lock. Default: 4 GiB, and never more than a
   // quarter of the pool. 1: nothing.
   uint64_t thread_cache;
+  // Hears of its compactions. NULL: nobody.
+  const quire_compaction_listener* listener;
 } quire_allocator_options;
 #define QUIRE_ALLOCATOR_OPTIONS_INIT \
-  { sizeof(quire_allocator_options), 0, 0, 0 }
+  { sizeof(quire_allocator_options), 0, 0, 0, 0 }
 
 // Another allocator on the same pages. `options` may be NULL: all defaults.
 QUIRE_C_FUNCTION quire_status quire_allocator_create(
@@ -403,7 +347,8 @@ typedef struct quire_allocate_options {
   // A power of two. Default, and least: 256.
   uint64_t alignment;
   uint32_t owner;
-  uint32_t padding;
+  // Not 0: a relocation pass may move it. Its free is slower.
+  uint32_t movable;
 } quire_allocate_options;
 #define QUIRE_ALLOCATE_OPTIONS_INIT \
   { sizeof(quire_allocate_options), 0, 0, 0, 0 }
@@ -420,7 +365,8 @@ QUIRE_C_FUNCTION quire_status quire_allocator_allocate(
 // Stream-ordered: all uses are queued on `stream` (0: are over), or on streams
 // that were recorded. Address 0 does nothing. Errors: QUIRE_INVALID_ARGUMENT
 // for an address that is not the start of a live allocation,
-// QUIRE_FAILED_PRECONDITION for a double free, QUIRE_NOT_FOUND for a stream.
+// QUIRE_FAILED_PRECONDITION for a double free, and for what is pinned or being
+// moved, QUIRE_NOT_FOUND for a stream.
 QUIRE_C_FUNCTION quire_status
 quire_allocator_free(quire_allocator* allocator, uint64_t address,
                      uint64_t stream) QUIRE_C_NOEXCEPT;
@@ -439,6 +385,8 @@ typedef struct quire_allocation_info {
   uint32_t owner;
   uint32_t padding;
 } quire_allocation_info;
+#define QUIRE_ALLOCATION_INFO_INIT \
+  { sizeof(quire_allocation_info), 0, 0, 0, 0, 0, 0 }
 
 // The live allocation that contains `address`, or QUIRE_NOT_FOUND. O(1).
 QUIRE_C_FUNCTION quire_status
@@ -474,6 +422,11 @@ typedef struct quire_allocator_statistics {
   uint64_t asleep_bytes;      // version 2
   uint64_t graph_pool_bytes;  // version 3
 } quire_allocator_statistics;
+#define QUIRE_ALLOCATOR_STATISTICS_INIT                                        \
+  {                                                                            \
+    sizeof(quire_allocator_statistics), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        0, 0, 0, 0, 0, 0                                                       \
+  }
 #define QUIRE_ALLOCATOR_STATISTICS_VERSION 3
 
 // O(1).
@@ -481,63 +434,16 @@ QUIRE_C_FUNCTION quire_status quire_allocator_get_statistics(
     const quire_allocator* allocator,
     quire_allocator_statistics* statistics) QUIRE_C_NOEXCEPT;
 // The largest allocation that would succeed now, everything reclaimable
-// reclaimed. O(1).
+// reclaimed and everything that cools waited for; the second is for an owner,
+// within its limits. O(owners).
 QUIRE_C_FUNCTION quire_status quire_allocator_get_largest_possible(
     const quire_allocator* allocator, uint64_t* bytes) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION quire_status quire_allocator_get_largest_possible_for(
+    const quire_allocator* allocator, uint32_t owner,
+    uint64_t* bytes) QUIRE_C_NOEXCEPT;
 // Walks everything; QUIRE_INTERNAL names the equation that does not hold.
 QUIRE_C_FUNCTION quire_status quire_allocator_check_invariants(
     const quire_allocator* allocator) QUIRE_C_NOEXCEPT;
-
-// ---- Sleep ------------------------------------------------------------------
-
-typedef int32_t quire_sleep_target;
-enum {
-  QUIRE_SLEEP_HOST = 0,  // pinned host memory
-  QUIRE_SLEEP_DISK = 1,  // a file in `folder`
-  QUIRE_SLEEP_DROP = 2,  // the contents are lost
-};
-
-typedef struct quire_sleep_options {
-  size_t size;
-  // Work that is queued on these streams now may use the memory: it is waited
-  // for. May be NULL where there are none.
-  const uint64_t* streams;
-  uint64_t stream_count;
-  const char* folder;
-  quire_sleep_target target;
-  uint32_t padding;
-} quire_sleep_options;
-#define QUIRE_SLEEP_OPTIONS_INIT \
-  { sizeof(quire_sleep_options), 0, 0, 0, 0, 0 }
-
-typedef struct quire_sleep_report {
-  size_t size;
-  uint64_t bytes_moved;
-  uint64_t pages;
-  uint64_t pages_freed;  // by a sleep
-  uint64_t driver_calls;
-  double seconds;
-} quire_sleep_report;
-
-// Takes all pages of the owner, and of the owners below it, away until it wakes
-// up, at the same addresses. The caller promises that nothing uses the memory,
-// but what is queued on the streams named, until the call has returned.
-// `options` may be NULL (to host memory, nothing to wait for), `report` too.
-// Errors: QUIRE_FAILED_PRECONDITION where memory of the owner is pinned, or the
-// memory is being compacted by another thread; QUIRE_INVALID_ARGUMENT for a
-// target or a missing folder; those of the file and of the driver. After an
-// error everything is awake.
-QUIRE_C_FUNCTION quire_status
-quire_allocator_sleep(quire_allocator* allocator, uint32_t owner,
-                      const quire_sleep_options* options,
-                      quire_sleep_report* report) QUIRE_C_NOEXCEPT;
-// The owner and all below it, or a part of what sleeps. What was dropped reads
-// as zeros where `zero_dropped` is not 0. `report` may be NULL. Errors:
-// QUIRE_OUT_OF_DEVICE_MEMORY, after which it sleeps on; those of the file and
-// of the driver.
-QUIRE_C_FUNCTION quire_status quire_allocator_wake(
-    quire_allocator* allocator, uint32_t owner, int32_t zero_dropped,
-    quire_sleep_report* report) QUIRE_C_NOEXCEPT;
 
 #ifdef __cplusplus
 }  // extern "C"

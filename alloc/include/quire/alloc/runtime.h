@@ -27,6 +27,9 @@ struct RuntimeOptions {
   PageCount prepare_ahead;
   // Events kept for reports; 0 switches the trace off.
   size_t trace_capacity = 16384;
+  // Told of the compactions of the allocators; null: nobody. Outlives the
+  // runtime.
+  CompactionListener* listener = nullptr;
 };
 
 class Runtime {
