@@ -1,4 +1,5 @@
-// The example of README.md, word for word: the test `readme_example` compares.
+// The example of README.md, word for word: the test `document_examples`
+// compares.
 #include <quire/alloc/host_driver.h>
 #include <quire/alloc/runtime.h>
 #include <quire/paging/kv_cache.h>
