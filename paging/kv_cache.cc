@@ -42,12 +42,22 @@ SequenceId KvCache::Impl::IdOf(size_t slot) const {
   return SequenceId(uint64_t{sequences_[slot].generation} << 32 | (slot + 1));
 }
 
+absl::Status KvCache::Impl::CheckLength(uint64_t tokens) const {
+  if (tokens <= geometry_.max_tokens()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("KV cache: a sequence of ", tokens,
+                   " tokens exceeds the maximum of ", geometry_.max_tokens()));
+}
+
+absl::Status KvCache::Impl::CheckFreeSlot() const {
+  if (HasFreeSlot()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "KV cache: all ", options_.max_sequences, " sequences are in use"));
+}
+
 absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens,
                                                 const KvTokenLimit& limit) {
-  if (tokens > geometry_.max_tokens())
-    return absl::InvalidArgumentError(absl::StrCat(
-        "KV cache: a sequence of ", tokens, " tokens exceeds the maximum of ",
-        geometry_.max_tokens()));
+  QUIRE_RETURN_IF_ERROR(CheckLength(tokens));
   QUIRE_RETURN_IF_ERROR(CheckLimit(limit));
   waiting_.fetch_add(1, std::memory_order_relaxed);
   MutexLock operation(&operation_mutex_);
@@ -64,28 +74,64 @@ absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens,
     CloseSlot(taken.slot, taken.stamp);
     return mapped.status();
   }
-  sequences_[taken.slot].length = tokens;
-  sequences_[taken.slot].batch = batch_;
-  tokens_ += tokens;
   if (taken.stamp != 0) ++adoptions_;
-  return IdOf(taken.slot);
+  return BeginSequence(taken.slot, tokens);
+}
+
+SequenceId KvCache::Impl::BeginSequence(size_t slot, uint64_t tokens) {
+  sequences_[slot].length = tokens;
+  sequences_[slot].batch = batch_;
+  tokens_ += tokens;
+  return IdOf(slot);
 }
 
 absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeRegion(
     uint64_t tokens) {
+  // A prefix that would be given up page by page is given up at once, and its
+  // pages need not be mapped again.
+  const bool short_of_pages = geometry_.PagesOf(tokens) > GetSupply().at_once;
   {
     MutexLock lock(&state_mutex_);
-    if (!HasFreeSlot())
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "KV cache: all ", options_.max_sequences, " sequences are in use"));
+    QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
     ParkedRegions::Entry parked = parked_.TakeBestFit(tokens);
+    if (!parked.region && short_of_pages) parked = TakeVictim();
     if (parked.region) return OpenSlot(std::move(parked));
   }
-  QUIRE_ASSIGN_OR_RETURN(
-      AddressRange * range,
-      memory_->ReserveRange(geometry_.pages(), options_.owner));
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<KvRegion> region, ReserveRegion());
   MutexLock lock(&state_mutex_);
-  return OpenSlot({std::make_unique<KvRegion>(&geometry_, range)});
+  return OpenSlot({std::move(region)});
+}
+
+absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeEmptyRegion() {
+  {
+    MutexLock lock(&state_mutex_);
+    QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
+    if (std::unique_ptr<KvRegion> region = parked_.TakeCold()) {
+      memory_->Harvest();
+      return OpenSlot({std::move(region)});
+    }
+  }
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<KvRegion> region, ReserveRegion());
+  MutexLock lock(&state_mutex_);
+  return OpenSlot({std::move(region)});
+}
+
+absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeHolder(
+    const KvRegion* region) {
+  MutexLock lock(&state_mutex_);
+  QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
+  return OpenSlot(parked_.Take(region));
+}
+
+absl::StatusOr<std::unique_ptr<KvRegion>> KvCache::Impl::ReserveRegion() {
+  for (;;) {
+    const auto range = memory_->ReserveRange(geometry_.pages(), options_.owner);
+    if (range.ok()) return std::make_unique<KvRegion>(&geometry_, *range);
+    MutexLock lock(&state_mutex_);
+    ParkedRegions::Entry victim = TakeVictim();
+    if (!victim.region) return range.status();
+    Dispose(std::move(victim.region));
+  }
 }
 
 KvCache::Impl::Taken KvCache::Impl::OpenSlot(ParkedRegions::Entry entry) {
@@ -109,12 +155,23 @@ void KvCache::Impl::CloseSlot(size_t slot, std::optional<uint64_t> stamp) {
   sequence.length = 0;
   ++sequence.generation;
   free_slots_.push_back(slot);
+  sequence.priority = 0;
+  sequence.retain_until = UINT64_MAX;
   std::unique_ptr<KvRegion> region = std::move(sequence.region);
   Forget(region.get());
   Modify(region.get(), [](KvRegion* r) { r->set_parked(true); });
+  const PrefixEntryId prefix = region->prefix();
+  const bool keep = prefix != PrefixEntryId() && index_.TokensOf(prefix) > 0;
+  if (!keep) ForgetPrefix(region.get());
   if (region->damaged() || stamp == uint64_t{0}) {
     Dispose(std::move(region));
-  } else if (stamp) {
+    return;
+  }
+  if (keep) {
+    if (!stamp) index_.Touch(prefix);
+    index_.Unpin(prefix);
+  }
+  if (stamp) {
     parked_.PutBack({std::move(region), *stamp});
   } else {
     parked_.Park(std::move(region));
@@ -122,8 +179,10 @@ void KvCache::Impl::CloseSlot(size_t slot, std::optional<uint64_t> stamp) {
 }
 
 void KvCache::Impl::Dispose(std::unique_ptr<KvRegion> region) {
+  DropPrefix(region.get());
+  shared_.Strike(region.get());
   totals_.Subtract(*region);
-  reclaimable_.store(totals_.spare, std::memory_order_relaxed);
+  PublishReclaimable();
   memory_->ReleaseRange(region->range(), region->fence());
 }
 
@@ -139,12 +198,14 @@ absl::Status KvCache::Impl::Step(std::span<const SequenceStep> steps) {
   {
     MutexLock lock(&state_mutex_);
     QUIRE_RETURN_IF_ERROR(Examine(steps));
-    start.needed = totals_.needed();
-    if (demands_.empty()) {
+    start.needed = CountPages().needed();
+    if (demands_.empty() && on_shared_pages_.empty()) {
       FinishStep(steps, start, /*mapped=*/false);
       return absl::OkStatus();
     }
   }
+  for (const size_t slot : on_shared_pages_)
+    QUIRE_RETURN_IF_ERROR(Unshare(slot));
   QUIRE_ASSIGN_OR_RETURN(const bool mapped, Back(demands_, PageCount(0)));
   MutexLock lock(&state_mutex_);
   FinishStep(steps, start, mapped);
@@ -153,6 +214,7 @@ absl::Status KvCache::Impl::Step(std::span<const SequenceStep> steps) {
 
 absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
   demands_.clear();
+  on_shared_pages_.clear();
   ++attempted_steps_;
   for (const SequenceStep& step : steps) {
     const auto slot = FindSlot(step.sequence);
@@ -171,9 +233,25 @@ absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
                                                      step.sequence.value(),
                                                      " is in one step twice"));
     sequence.step = attempted_steps_;
+    QUIRE_RETURN_IF_ERROR(ExamineShared(sequence, step));
     if (step.length > sequence.region->quiet_tokens())
       demands_.push_back({sequence.region.get(), step.length});
   }
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Impl::ExamineShared(const Sequence& sequence,
+                                          const SequenceStep& step) {
+  const SharedSlots* const shared = sequence.region->shared();
+  if (shared == nullptr || step.length <= sequence.length ||
+      sequence.length >= shared->end_token)
+    return absl::OkStatus();
+  if (sequence.region->used_tokens() > sequence.length)
+    return absl::FailedPreconditionError(absl::StrCat(
+        "KV cache: sequence ", step.sequence.value(), " went back to ",
+        sequence.length, " tokens and shares rows up to token ",
+        shared->end_token, ": Shrink it before they are written again"));
+  on_shared_pages_.push_back(SlotOf(step.sequence));
   return absl::OkStatus();
 }
 
@@ -193,8 +271,9 @@ void KvCache::Impl::FinishStep(std::span<const SequenceStep> steps,
   if (!mapped) ++steps_without_mapping_;
   if (mapped || start.finds_mapping) ++steps_waited_;
   if (options_.page_ahead.max_steps > 0)
-    PlanAhead(start.now, PageCount(SaturatingSubtract(totals_.needed().value(),
-                                                      start.needed.value())));
+    PlanAhead(start.now,
+              PageCount(SaturatingSubtract(CountPages().needed().value(),
+                                           start.needed.value())));
 }
 
 absl::Status KvCache::Impl::Shrink(SequenceId id, uint64_t length,
@@ -210,9 +289,11 @@ absl::Status KvCache::Impl::Shrink(SequenceId id, uint64_t length,
                      sequence.length, " tokens and cannot shrink to ", length));
   KvRegion* const region = sequence.region.get();
   QUIRE_RETURN_IF_ERROR(CheckGoingBack(sequence, length));
+  QUIRE_RETURN_IF_ERROR(region->SetFence(fence));
   tokens_ -= sequence.length - length;
   sequence.length = length;
-  region->set_fence(fence);
+  if (region->prefix() != PrefixEntryId())
+    index_.Truncate(region->prefix(), length);
   Modify(region, [&](KvRegion* r) { r->set_used_tokens(length); });
   return GiveBack(region, region->spare()).status();
 }
@@ -223,11 +304,11 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
   const auto slot = FindSlot(id);
   if (!slot) return NoSuchSequence(id, "release");
   KvRegion* const region = sequences_[*slot].region.get();
-  region->set_fence(fence);
+  QUIRE_RETURN_IF_ERROR(region->SetFence(fence));
   if (options_.eager_reclaim) {
     Forget(region);
     // A refusal is the region's damage: it is not parked.
-    GiveBack(region, region->spare()).IgnoreError();
+    GiveBack(region, region->spare(), PagesOfPrefix(*region)).IgnoreError();
   }
   CloseSlot(*slot, std::nullopt);
   return absl::OkStatus();
@@ -294,7 +375,7 @@ CacheUse KvCache::Impl::Use() const {
   Totals totals;
   {
     MutexLock lock(&state_mutex_);
-    totals = totals_;
+    totals = CountPages();
   }
   const auto bytes = [&](uint64_t pages) {
     return Bytes(pages * geometry_.page_size().value());
@@ -311,7 +392,8 @@ absl::StatusOr<Bytes> KvCache::Impl::FreedByRelease(SequenceId id) const {
   const auto slot = FindSlot(id);
   if (!slot) return NoSuchSequence(id, "weigh");
   const KvRegion& region = *sequences_[*slot].region;
-  return Bytes((region.committed().value() - region.spare().value()) *
+  return Bytes((region.committed().value() - region.spare().value() -
+                shared_.NeededElsewhere(region)) *
                geometry_.page_size().value());
 }
 
@@ -329,9 +411,13 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
     if (sequence.region)
       statistics.used = SaturatingAdd(statistics.used, KeptBytes(sequence));
   }
-  statistics.committed = bytes(totals_.admitted);
-  statistics.parked = bytes(totals_.parked);
-  statistics.reclaimable = bytes(totals_.spare);
+  const Totals pages = CountPages();
+  statistics.committed = bytes(pages.admitted);
+  statistics.parked = bytes(pages.parked);
+  statistics.cached_prefixes = bytes(pages.cached);
+  statistics.reclaimable = bytes(pages.spare);
+  statistics.shared =
+      bytes(shared_.excess().admitted + shared_.excess().parked);
   statistics.reserved = bytes((statistics.sequences + parked_.size()) *
                               geometry_.pages().value());
   statistics.adoptions = adoptions_;
@@ -342,6 +428,13 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
   statistics.runs_mapped_ahead = runs_mapped_ahead_;
   statistics.pages_mapped_ahead = pages_mapped_ahead_;
   statistics.steps_ahead = horizon_.steps();
+  statistics.prompts = prompts_;
+  statistics.prompt_tokens = prompt_tokens_;
+  statistics.prefix_hits = prefix_hits_;
+  statistics.prefix_tokens = prefix_tokens_;
+  statistics.prefixes_evicted = prefixes_evicted_;
+  statistics.forks = forks_;
+  statistics.pages_unshared = pages_unshared_;
   return statistics;
 }
 
@@ -393,13 +486,13 @@ absl::Status KvCache::Impl::CheckInvariants() const {
       return absl::InternalError("a parked region is in use");
   }
   if (free != free_slots_.size() || tokens != tokens_ || counted != totals_ ||
-      totals_.spare != reclaimable_.load(std::memory_order_relaxed))
+      CountPages().spare != reclaimable_.load(std::memory_order_relaxed))
     return absl::InternalError(absl::StrCat(
         "counted ", free, " free slots, ", tokens, " tokens and ",
         counted.admitted, " admitted, ", counted.parked, " parked, ",
         counted.spare, " spare pages; kept ", free_slots_.size(), ", ", tokens_,
         ", ", totals_.admitted, ", ", totals_.parked, ", ", totals_.spare));
-  return absl::OkStatus();
+  return CheckSharing();
 }
 
 void KvCache::Impl::CheckAfterMutation() const {
@@ -463,6 +556,36 @@ absl::StatusOr<SequenceId> KvCache::Admit(uint64_t tokens,
       impl_->Admit(tokens, limit.value_or(impl_->options().limit));
   impl_->CheckAfterMutation();
   return sequence;
+}
+absl::StatusOr<PromptAdmission> KvCache::AdmitPrompt(
+    std::span<const int32_t> tokens) {
+  return AdmitPrompt(tokens, {.stream = impl_->options().stream});
+}
+absl::StatusOr<PromptAdmission> KvCache::AdmitPrompt(
+    std::span<const int32_t> tokens, const PromptOptions& options) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
+  const HookDeferral deferral(memory_);
+  absl::StatusOr<PromptAdmission> admission =
+      impl_->AdmitPrompt(tokens, options);
+  impl_->CheckAfterMutation();
+  return admission;
+}
+absl::Status KvCache::Publish(SequenceId sequence,
+                              std::span<const int32_t> tokens) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
+  absl::Status status = impl_->Publish(sequence, tokens);
+  impl_->CheckAfterMutation();
+  return status;
+}
+absl::StatusOr<SequenceId> KvCache::Fork(SequenceId parent, StreamId stream) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());
+  const HookDeferral deferral(memory_);
+  absl::StatusOr<SequenceId> sequence = impl_->Fork(parent, stream);
+  impl_->CheckAfterMutation();
+  return sequence;
+}
+void KvCache::AdvanceClock(uint64_t now) {
+  if (!memory_->in_forked_child()) impl_->AdvanceClock(now);
 }
 absl::Status KvCache::Step(std::span<const SequenceStep> steps) {
   QUIRE_RETURN_IF_ERROR(impl_->CheckProcess());

@@ -82,6 +82,8 @@ absl::Status KvCache::Impl::CommitRuns(std::span<const PlannedRun> runs,
   size_t done = 0;
   for (; done < runs.size(); ++done) {
     const auto& [region, run] = runs[done];
+    status = AwaitUnsharing(region);
+    if (!status.ok()) break;
     status =
         patience == Patience::kWait
             ? memory_->Commit(region->range(), SlotInRange(run), run.count)
@@ -103,7 +105,25 @@ absl::Status KvCache::Impl::CommitRuns(std::span<const PlannedRun> runs,
   return status;
 }
 
+absl::Status KvCache::Impl::AwaitUnsharing(KvRegion* region) {
+  std::vector<Fence> cooling;
+  {
+    MutexLock lock(&state_mutex_);
+    if (!region->unsharing()) return absl::OkStatus();
+    cooling = region->cooling();
+  }
+  // Pages that are needed now do not begin to cool meanwhile; others may.
+  for (const Fence& fence : cooling) QUIRE_RETURN_IF_ERROR(fence.Wait());
+  memory_->Harvest();
+  MutexLock lock(&state_mutex_);
+  if (region->cooling() == cooling) region->EndUnsharing();
+  return absl::OkStatus();
+}
+
 absl::Status KvCache::Impl::Decommit(KvRegion* region, const PageRun& run) {
+  const bool shared = shared_.AnyShared(*region, run.group,
+                                        static_cast<size_t>(run.first.value()));
+  if (region->fence() != Fence()) region->AddCooling(region->fence(), shared);
   const absl::Status status = memory_->Decommit(
       region->range(), SlotInRange(run), run.count, region->fence());
   Modify(region, [&](KvRegion* r) { r->Remove(run); });
@@ -111,36 +131,48 @@ absl::Status KvCache::Impl::Decommit(KvRegion* region, const PageRun& run) {
   return status;
 }
 
-absl::StatusOr<PageCount> KvCache::Impl::GiveBack(KvRegion* region,
-                                                  PageCount wanted) {
-  PageCount given;
-  for (const PageRun& run : region->SpareRuns(wanted)) {
-    QUIRE_RETURN_IF_ERROR(Decommit(region, run));
-    given = Plus(given, run.count);
+absl::StatusOr<PageCount> KvCache::Impl::GiveBack(
+    KvRegion* region, PageCount wanted, std::span<const PageCount> kept) {
+  const uint64_t before = CountPages().spare;
+  absl::Status status;
+  for (const PageRun& run : region->SpareRuns(wanted, kept)) {
+    status = Decommit(region, run);
+    if (!status.ok()) break;
   }
-  return given;
+  CutPrefix(region);
+  QUIRE_RETURN_IF_ERROR(status);
+  // A page that lies under another slot is no page less.
+  return PageCount(before - CountPages().spare);
 }
 
-// Cheapest loss first: parked regions in the order of parking, then what
-// admitted sequences have to spare; and in a second round the pages that only
-// cool, because a kernel may still read them.
+// Cheapest loss first: parked regions in the order of parking, what admitted
+// sequences have to spare, what lies behind prefixes, and then prefixes; and in
+// a second round the pages that only cool, because a kernel may still read
+// them.
 PageCount KvCache::Impl::Reclaim(PageCount wanted) {
   MutexLock lock(&state_mutex_);
-  std::vector<KvRegion*> regions = parked_.OldestFirst();
+  std::vector<KvRegion*> plain;
+  std::vector<KvRegion*> cached;
+  for (KvRegion* region : parked_.OldestFirst())
+    (IsCached(*region) ? cached : plain).push_back(region);
   for (const Sequence& sequence : sequences_) {
-    if (sequence.region) regions.push_back(sequence.region.get());
+    if (sequence.region) plain.push_back(sequence.region.get());
   }
   PageCount given;
   for (const bool complete_only : {true, false}) {
-    for (KvRegion* region : regions) {
-      if (given >= wanted) break;
-      if (region->spare().zero()) continue;
-      if (complete_only && !region->FenceIsComplete()) continue;
-      // A region that the driver refuses is skipped: the next one may serve.
-      const auto pages =
-          GiveBack(region, PageCount(wanted.value() - given.value()));
-      if (pages.ok()) given = Plus(given, *pages);
+    for (const auto& regions : {plain, cached}) {
+      for (KvRegion* region : regions) {
+        if (given >= wanted) break;
+        if (region->spare().zero()) continue;
+        if (complete_only && !region->FenceIsComplete()) continue;
+        // A region that the driver refuses is skipped: the next one may serve.
+        const auto pages =
+            GiveBack(region, PageCount(wanted.value() - given.value()),
+                     PagesOfPrefix(*region));
+        if (pages.ok()) given = Plus(given, *pages);
+      }
     }
+    ReclaimPrefixes(wanted, complete_only, &given);
   }
   for (std::unique_ptr<KvRegion>& region : parked_.TakeDamaged())
     Dispose(std::move(region));

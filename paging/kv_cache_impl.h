@@ -1,6 +1,8 @@
 // The state of a KvCache. Internal: kv_cache.cc holds the sequences,
 // kv_cache_backing.cc the pages under them, kv_cache_ahead.cc maps pages that
-// will be needed, and kv_cache_window.cc drops tokens that no kernel sees.
+// will be needed, kv_cache_window.cc drops tokens that no kernel sees,
+// kv_cache_prefix.cc is what is kept of sequences that are gone, and
+// kv_cache_share.cc how sequences share.
 //
 // Locking. Two locks, so that the memory can call back while it serves us:
 //
@@ -20,6 +22,7 @@
 #ifndef QUIRE_PAGING_KV_CACHE_IMPL_H_
 #define QUIRE_PAGING_KV_CACHE_IMPL_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -29,11 +32,14 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "paging/kv_region.h"
 #include "paging/page_ahead.h"
 #include "paging/parked_regions.h"
+#include "paging/prefix_index.h"
+#include "paging/shared_pages.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/mutex.h"
@@ -50,13 +56,24 @@ class KvCache::Impl {
       : memory_(memory),
         geometry_(geometry),
         options_(options),
+        index_({.block_tokens = std::max(options.prefix_block_tokens, 1u)}),
+        shared_(&geometry_),
         horizon_(options.page_ahead.max_steps) {}
   ~Impl();
 
   const RegionGeometry& geometry() const { return geometry_; }
+  const KvCacheOptions& options() const { return options_; }
 
   absl::StatusOr<SequenceId> Admit(uint64_t tokens, const KvTokenLimit& limit)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  absl::StatusOr<PromptAdmission> AdmitPrompt(std::span<const int32_t> tokens,
+                                              const PromptOptions& options)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  absl::Status Publish(SequenceId sequence, std::span<const int32_t> tokens)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  absl::StatusOr<SequenceId> Fork(SequenceId parent, StreamId stream)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  void AdvanceClock(uint64_t now) ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::Status Step(std::span<const SequenceStep> steps)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   absl::Status Shrink(SequenceId sequence, uint64_t length, const Fence& fence)
@@ -71,7 +88,6 @@ class KvCache::Impl {
   void EndBatch(const Fence& fence) ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::StatusOr<KvKeptTokens> Kept(SequenceId sequence, uint32_t layer) const
       ABSL_LOCKS_EXCLUDED(state_mutex_);
-  const KvCacheOptions& options() const { return options_; }
   static absl::Status CheckLimit(const KvTokenLimit& limit);
 
   // Starts the thread that maps ahead. Once.
@@ -109,14 +125,17 @@ class KvCache::Impl {
     std::unique_ptr<KvRegion> region;  // null: the slot is free
     uint32_t generation = 0;           // of the id; counts the releases
     uint64_t length = 0;
-    uint64_t step = 0;    // the last Step that named it
-    uint64_t batch = 0;   // in which its last kernels may be
-    uint64_t growth = 1;  // tokens of its last step that made it longer
+    uint64_t step = 0;     // the last Step that named it
+    uint64_t batch = 0;    // in which its last kernels may be
+    uint64_t growth = 1;   // tokens of its last step that made it longer
+    int32_t priority = 0;  // of its prefix, until:
+    uint64_t retain_until = UINT64_MAX;
   };
   // A slot with the region of a sequence that begins.
   struct Taken {
     size_t slot;
-    uint64_t stamp;  // of the parked region that was adopted; 0: reserved
+    // Of the parked region that was adopted; 0: it had no pages.
+    uint64_t stamp;
     KvRegion* region;
   };
   // A region that must hold `tokens` tokens.
@@ -129,25 +148,42 @@ class KvCache::Impl {
     KvRegion* region;
     PageRun run;
   };
+  // Page slots; where they are shared there are fewer pages (CountPages).
   struct Totals {
     uint64_t admitted = 0;
     uint64_t parked = 0;
+    uint64_t cached = 0;  // of those parked: of regions with a prefix
     uint64_t spare = 0;
     friend bool operator==(const Totals&, const Totals&) = default;
 
     PageCount needed() const { return PageCount(admitted + parked - spare); }
 
     void Add(const KvRegion& region) {
-      (region.parked() ? parked : admitted) += region.committed().value();
+      const uint64_t committed = region.committed().value();
+      (region.parked() ? parked : admitted) += committed;
+      if (IsCached(region)) cached += committed;
       spare += region.spare().value();
     }
     void Subtract(const KvRegion& region) {
-      (region.parked() ? parked : admitted) -= region.committed().value();
+      const uint64_t committed = region.committed().value();
+      (region.parked() ? parked : admitted) -= committed;
+      if (IsCached(region)) cached -= committed;
       spare -= region.spare().value();
     }
   };
   // Whether a commit waits for pages that cool and asks for more.
   enum class Patience { kWait, kNone };
+  static bool IsCached(const KvRegion& region) {
+    return region.parked() && region.prefix() != PrefixEntryId();
+  }
+  // What a prompt finds: `tokens` of it are in `holder`, whose prefix is
+  // pinned.
+  struct PrefixHit {
+    uint64_t tokens = 0;
+    KvRegion* holder = nullptr;
+    // The holder is parked and serves as the region of the prompt.
+    bool adoptable = false;
+  };
   // Pages that a commit could take.
   struct Supply {
     PageCount at_once;  // created, or taken from the cache
@@ -161,7 +197,17 @@ class KvCache::Impl {
     totals_.Subtract(*region);
     change(region);
     totals_.Add(*region);
-    reclaimable_.store(totals_.spare, std::memory_order_relaxed);
+    shared_.Update(region);
+    PublishReclaimable();
+  }
+  // Pages: each once, of sequences where one has it.
+  Totals CountPages() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
+    const SharedPages::Excess& excess = shared_.excess();
+    return {totals_.admitted - excess.admitted, totals_.parked - excess.parked,
+            totals_.cached - excess.parked, totals_.spare - excess.spare};
+  }
+  void PublishReclaimable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
+    reclaimable_.store(CountPages().spare, std::memory_order_relaxed);
   }
 
   static uint64_t SlotOf(SequenceId id) {
@@ -169,7 +215,6 @@ class KvCache::Impl {
   }
   std::optional<size_t> FindSlot(SequenceId id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
-  static absl::Status NoSuchSequence(SequenceId id, const char* purpose);
   absl::Status CheckLayer(uint32_t layer) const;
   SequenceId IdOf(size_t slot) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
@@ -177,9 +222,25 @@ class KvCache::Impl {
   bool HasFreeSlot() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
     return sequences_.size() - free_slots_.size() < options_.max_sequences;
   }
-  // Puts the best parked region, or a reserved one, into a slot.
+  // Puts a region into a slot: the best parked one, or a reserved one; where
+  // memory or addresses are short, the prefix that is to be given up next is
+  // given up for it.
   absl::StatusOr<Taken> TakeRegion(uint64_t tokens)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // The same with a region that has no pages.
+  absl::StatusOr<Taken> TakeEmptyRegion()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // A parked region whose prefix is pinned for the sequence.
+  absl::StatusOr<Taken> TakeHolder(const KvRegion* region)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  absl::Status CheckLength(uint64_t tokens) const;
+  static absl::Status NoSuchSequence(SequenceId id, const char* purpose);
+  absl::Status CheckFreeSlot() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  absl::StatusOr<std::unique_ptr<KvRegion>> ReserveRegion()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  SequenceId BeginSequence(size_t slot, uint64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   Taken OpenSlot(ParkedRegions::Entry entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   void CloseSlot(size_t slot, std::optional<uint64_t> stamp)
@@ -189,6 +250,9 @@ class KvCache::Impl {
 
   // Checks the steps, and leaves in demands_ those that need more pages.
   absl::Status Examine(std::span<const SequenceStep> steps)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // The same for what a step writes on pages that are shared.
+  absl::Status ExamineShared(const Sequence& sequence, const SequenceStep& step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   // A step as it was when it began.
   struct StepStart {
@@ -241,18 +305,85 @@ class KvCache::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   absl::Status CommitRuns(std::span<const PlannedRun> runs, Patience patience)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // Waits until pages that the region shared, and gave back, are unmapped: a
+  // commit would bring them back, and they may be others' by now.
+  absl::Status AwaitUnsharing(KvRegion* region)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   std::vector<PlannedRun> WithMapAhead(std::span<const PlannedRun> plan) const;
 
   // Gives back the end of a part, which is no longer live even where the memory
   // refuses: the region is damaged then.
   absl::Status Decommit(KvRegion* region, const PageRun& run)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
-  // Decommits up to `wanted` spare pages; how many.
-  absl::StatusOr<PageCount> GiveBack(KvRegion* region, PageCount wanted)
+  // Decommits up to `wanted` spare slots, but the first kept[group] of each
+  // part; how many pages nobody needs any more.
+  absl::StatusOr<PageCount> GiveBack(KvRegion* region, PageCount wanted,
+                                     std::span<const PageCount> kept = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   PageCount SlotInRange(const PageRun& run) const {
     return Plus(geometry_.FirstPage(run.group), run.first);
   }
+
+  // ---- Prefixes (kv_cache_prefix.cc) ----
+  PrefixHit FindPrefix(std::span<const int32_t> tokens, StreamId stream)
+      ABSL_LOCKS_EXCLUDED(state_mutex_);
+  // Whether rows from `tokens` on may be written: on no page that is shared.
+  bool IsWritableFrom(const KvRegion& region, uint64_t tokens) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  void SetPrefix(KvRegion* region, PrefixEntryId prefix)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  void DropPrefix(KvRegion* region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // The region has no prefix, and no page that lies elsewhere too.
+  void ForgetPrefix(KvRegion* region)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // After pages were given back: the prefix ends where they do.
+  void CutPrefix(KvRegion* region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // The parked region whose prefix is to be given up next and that nobody uses
+  // any more, with its prefix forgotten; none where there is none.
+  ParkedRegions::Entry TakeVictim() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // By group; none for a region without a prefix.
+  std::vector<PageCount> PagesOfPrefix(const KvRegion& region) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  void ReclaimPrefixes(PageCount wanted, bool complete_only, PageCount* given)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  absl::Status CheckSharing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+
+  // ---- Sharing (kv_cache_share.cc) ----
+  absl::StatusOr<PromptAdmission> AdmitPromptOn(const PrefixHit& hit,
+                                                uint64_t length,
+                                                const PromptOptions& options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // The target's prefix is what the holder has of its first `tokens` tokens.
+  void HoldLike(const KvRegion& holder, uint64_t tokens, KvRegion* target)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Pages of a group that rows of `tokens` tokens fill.
+  uint64_t FullPages(uint32_t group, uint64_t tokens) const;
+  // Tokens whose rows fill pages in every group: a beginning of a multiple of
+  // so many is shared without a copy.
+  uint64_t AlignedTokens() const;
+  // Maps what of `tokens` tokens can be shared whole, backs `target` for
+  // `length` tokens, and copies the rest.
+  absl::Status ShareRows(KvRegion* holder, KvRegion* target, uint64_t tokens,
+                         uint64_t length, PageCount headroom, StreamId stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  absl::Status MapShared(KvRegion* holder, KvRegion* target, uint64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  absl::Status CopyRows(KvRegion* holder, KvRegion* target, uint64_t tokens,
+                        StreamId stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // Gives the sequence in the slot, which was shrunk, pages of its own where
+  // rows behind its length lie on pages that are shared.
+  absl::Status Unshare(size_t slot)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  void LosePage(size_t slot, uint32_t group, uint64_t page)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  DeviceAddress AddressOf(const KvRegion& region, uint32_t group,
+                          uint64_t offset) const {
+    return DeviceAddress(region.range()->address().value() +
+                         geometry_.Offset(group).value() + offset);
+  }
+  // Completes behind all that is queued on the stream.
+  Fence FenceBehind(StreamId stream) const;
 
   Supply GetSupply() const;
   absl::Status Shortage(PageCount wanted, PageCount headroom) const;
@@ -265,10 +396,16 @@ class KvCache::Impl {
 
   mutable Mutex operation_mutex_ ABSL_ACQUIRED_BEFORE(state_mutex_);
   mutable Mutex state_mutex_;
-  std::vector<Demand> demands_ ABSL_GUARDED_BY(operation_mutex_);  // of Step
+  // Of Step: regions that need pages, and slots that need pages of their own.
+  std::vector<Demand> demands_ ABSL_GUARDED_BY(operation_mutex_);
+  std::vector<size_t> on_shared_pages_ ABSL_GUARDED_BY(operation_mutex_);
   std::vector<Sequence> sequences_ ABSL_GUARDED_BY(state_mutex_);
   std::vector<size_t> free_slots_ ABSL_GUARDED_BY(state_mutex_);
   ParkedRegions parked_ ABSL_GUARDED_BY(state_mutex_);
+  PrefixIndex index_ ABSL_GUARDED_BY(state_mutex_);
+  absl::flat_hash_map<PrefixEntryId, KvRegion*> holders_
+      ABSL_GUARDED_BY(state_mutex_);
+  SharedPages shared_ ABSL_GUARDED_BY(state_mutex_);
   Totals totals_ ABSL_GUARDED_BY(state_mutex_);
   uint64_t tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t adoptions_ ABSL_GUARDED_BY(state_mutex_) = 0;
@@ -278,6 +415,13 @@ class KvCache::Impl {
   uint64_t attempted_steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_without_mapping_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t prompts_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t prompt_tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t prefix_hits_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t prefix_tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t prefixes_evicted_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t forks_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t pages_unshared_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_waited_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t runs_mapped_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t runs_mapped_ahead_ ABSL_GUARDED_BY(state_mutex_) = 0;
@@ -287,7 +431,7 @@ class KvCache::Impl {
   std::atomic<uint32_t> waiting_{0};
   // Whether MapOneAhead is in a driver call.
   std::atomic<bool> mapping_ahead_{false};
-  // totals_.spare, to be read from under the locks of others.
+  // CountPages().spare, to be read from under the locks of others.
   std::atomic<uint64_t> reclaimable_{0};
   std::unique_ptr<PrepareThread> ahead_thread_;  // null: none
 };

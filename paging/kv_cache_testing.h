@@ -140,6 +140,7 @@ class BlockedStream {
     Unblock();
     EXPECT_TRUE(driver_->DestroyStream(stream_).ok());
   }
+  StreamId stream() const { return stream_; }
   // After what is queued now.
   Fence Record() {
     return *Fence::Record(driver_, DeviceId(0), std::span(&stream_, 1));

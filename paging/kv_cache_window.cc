@@ -45,7 +45,7 @@ absl::Status KvCache::Impl::DropBehindWindows(Sequence* sequence,
   const uint64_t next = std::min(sequence->length + 1, length);
   if (next < region->drop_at() || sequence->batch == batch_)
     return absl::OkStatus();
-  region->set_fence(batch_fence_);
+  QUIRE_RETURN_IF_ERROR(region->SetFence(batch_fence_));
   Modify(region, [&](KvRegion* r) { r->DropBehind(next); });
   // A refusal is the region's damage; the sequence does not see these pages.
   if (options_.eager_reclaim) GiveBack(region, region->behind()).IgnoreError();

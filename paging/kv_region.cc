@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
@@ -10,6 +11,15 @@ namespace {
 // What `a` has beyond `b`.
 uint64_t Beyond(PageCount a, PageCount b) {
   return SaturatingSubtract(a.value(), b.value());
+}
+
+// Whether a fence that is recorded later on these streams covers this one.
+bool IsOnStreams(const Fence& fence, std::span<const StreamId> streams) {
+  return std::all_of(
+      fence.streams().begin(), fence.streams().end(), [&](StreamId stream) {
+        return std::find(streams.begin(), streams.end(), stream) !=
+               streams.end();
+      });
 }
 
 }  // namespace
@@ -154,6 +164,11 @@ void KvRegion::DropBehind(uint64_t length) {
   CountDropAt();
 }
 
+bool KvRegion::KeepsAllTokens() const {
+  return std::all_of(kinds_.begin(), kinds_.end(),
+                     [](const KvLayerKind& kind) { return kind.window == 0; });
+}
+
 bool KvRegion::CanGoBackTo(uint64_t length) const {
   for (uint32_t group = 0; group < parts_.size(); ++group) {
     // The next kernel sees the window of the token that comes next.
@@ -193,7 +208,8 @@ void KvRegion::Forget() {
 
 // ---- Spare pages ----
 
-std::vector<PageRun> KvRegion::SpareRuns(PageCount wanted) const {
+std::vector<PageRun> KvRegion::SpareRuns(
+    PageCount wanted, std::span<const PageCount> kept) const {
   std::vector<PageRun> runs;
   uint64_t left = std::min(wanted, spare_).value();
   for (uint32_t group = 0; group < parts_.size() && left > 0; ++group) {
@@ -202,22 +218,28 @@ std::vector<PageRun> KvRegion::SpareRuns(PageCount wanted) const {
     if (taken > 0) runs.push_back({group, part.gone, PageCount(taken)});
     left -= taken;
   }
-  if (left > 0) AppendTails(PageCount(left), &runs);
+  if (left > 0) AppendTails(PageCount(left), kept, &runs);
   return runs;
 }
 
-// REQUIRES: 0 < wanted <= the tails in all.
-void KvRegion::AppendTails(PageCount wanted, std::vector<PageRun>* runs) const {
-  const uint64_t target = wanted.value();
+void KvRegion::AppendTails(PageCount wanted, std::span<const PageCount> kept,
+                           std::vector<PageRun>* runs) const {
   // What a cut of every part down to `level` pages would give back.
-  const auto cut = [&](const Part& part, uint64_t level) {
-    return Beyond(part.committed, std::max(part.needed, PageCount(level)));
+  const auto cut = [&](uint32_t group, uint64_t level) {
+    const Part& part = parts_[group];
+    const PageCount stay = kept.empty() ? PageCount(0) : kept[group];
+    return Beyond(part.committed,
+                  std::max({part.needed, PageCount(level), stay}));
   };
   const auto cut_all = [&](uint64_t level) {
     uint64_t sum = 0;
-    for (const Part& part : parts_) sum += cut(part, level);
+    for (uint32_t group = 0; group < parts_.size(); ++group)
+      sum += cut(group, level);
     return sum;
   };
+  const uint64_t target = std::min(wanted.value(), cut_all(0));
+  if (target == 0) return;
+
   // The highest level that gives enough: cut_all falls as the level rises.
   uint64_t enough = 0;
   uint64_t too_high = 0;
@@ -232,8 +254,8 @@ void KvRegion::AppendTails(PageCount wanted, std::vector<PageRun>* runs) const {
   uint64_t surplus = cut_all(enough) - target;
   for (uint32_t group = 0; group < parts_.size(); ++group) {
     const Part& part = parts_[group];
-    uint64_t taken = cut(part, enough);
-    if (surplus > 0 && taken > cut(part, enough + 1)) {
+    uint64_t taken = cut(group, enough);
+    if (surplus > 0 && taken > cut(group, enough + 1)) {
       --taken;
       --surplus;
     }
@@ -248,6 +270,37 @@ bool KvRegion::FenceIsComplete() {
   if (!complete.ok() || !*complete) return false;
   fence_ = Fence();  // its events go back to the driver
   return true;
+}
+
+absl::Status KvRegion::SetFence(const Fence& fence) {
+  if (!IsOnStreams(readers_, fence.streams()))
+    QUIRE_RETURN_IF_ERROR(readers_.Wait());
+  fence_ = fence;
+  readers_ = Fence();
+  return absl::OkStatus();
+}
+
+void KvRegion::AddCooling(const Fence& fence, bool shared) {
+  std::erase_if(cooling_, [&](const Fence& old) {
+    return IsOnStreams(old, fence.streams());
+  });
+  cooling_.push_back(fence);
+  unsharing_ |= shared;
+}
+
+bool KvRegion::HasCooled() const {
+  return std::all_of(cooling_.begin(), cooling_.end(), [](const Fence& fence) {
+    const absl::StatusOr<bool> complete = fence.IsComplete();
+    return complete.ok() && *complete;
+  });
+}
+
+absl::Status KvRegion::WaitForOthers(StreamId stream) const {
+  for (const Fence* fence : {&fence_, &readers_}) {
+    if (!IsOnStreams(*fence, std::span(&stream, 1)))
+      QUIRE_RETURN_IF_ERROR(fence->Wait());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status KvRegion::CheckInvariants() const {

@@ -31,11 +31,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "paging/prefix_index.h"
+#include "paging/shared_pages.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/units.h"
@@ -162,6 +166,8 @@ class KvRegion {
   bool CanGoBackTo(uint64_t length) const;
   // What a layer of a kind keeps under the limit.
   const KvLayerKind& kept_kind(uint32_t kind) const { return kinds_[kind]; }
+  // Whether nothing is ever dropped: no window, and no limit.
+  bool KeepsAllTokens() const;
   // Of spare(), what is behind the windows.
   PageCount behind() const { return behind_; }
   // Behind the gaps: the rest of those parts, to be given back before the
@@ -175,17 +181,45 @@ class KvRegion {
   PageCount MappingWork(uint64_t tokens) const;
   // The runs that used_tokens needs and that are not committed.
   void AppendMissing(std::vector<PageRun>* runs) const;
-  // Spare pages to give back, min(wanted, spare()) in all: those behind the
-  // windows first, which the sequence never needs again, then from the longest
-  // parts, since the next sequence, if shorter, needs their tails least.
-  std::vector<PageRun> SpareRuns(PageCount wanted) const;
+  // Spare pages to give back, `wanted` in all or as many as there are: those
+  // behind the windows first, which the sequence never needs again, then from
+  // the longest parts, since the next sequence, if shorter, needs their tails
+  // least. The first kept[group] pages of each part, if told, stay.
+  std::vector<PageRun> SpareRuns(PageCount wanted,
+                                 std::span<const PageCount> kept = {}) const;
 
   // True where no kernel uses the spare pages, or those that cool, any more. An
   // event that cannot be queried counts as not complete: the region stays
   // parked, and the driver's error shows at the next mapping.
   bool FenceIsComplete();
   const Fence& fence() const { return fence_; }
-  void set_fence(const Fence& fence) { fence_ = fence; }
+  // Copies that others make from the region must be complete as well: they are
+  // waited for where the streams of `fence` do not tell. An error of that
+  // changes nothing.
+  absl::Status SetFence(const Fence& fence);
+
+  // Pages were given back under a fence that may not be complete; `shared`:
+  // others have some of them.
+  void AddCooling(const Fence& fence, bool shared);
+  const std::vector<Fence>& cooling() const { return cooling_; }
+  bool HasCooled() const;
+  // Whether pages that others have may be cooling here.
+  bool unsharing() const { return unsharing_; }
+  void EndUnsharing() { unsharing_ = false; }
+
+  // ---- Sharing ----
+  // What stands in the books of SharedPages, which keeps it; null: nothing.
+  SharedSlots* shared() const { return shared_.get(); }
+  void set_shared(std::unique_ptr<SharedSlots> shared) {
+    shared_ = std::move(shared);
+  }
+  // Whose rows are known by their tokens: none, or an entry of the index.
+  PrefixEntryId prefix() const { return prefix_; }
+  void set_prefix(PrefixEntryId prefix) { prefix_ = prefix; }
+  // Others copy from the region on `stream` until `fence` completes. Before
+  // they are queued, WaitForOthers waits for what was queued on other streams.
+  absl::Status WaitForOthers(StreamId stream) const;
+  void AddReader(const Fence& fence) { fence_ = readers_ = fence; }
 
   // An error names what does not hold.
   absl::Status CheckInvariants() const;
@@ -207,7 +241,8 @@ class KvRegion {
   void CountNeeded();
   void CountSpare();
   void CountDropAt();
-  void AppendTails(PageCount wanted, std::vector<PageRun>* runs) const;
+  void AppendTails(PageCount wanted, std::span<const PageCount> kept,
+                   std::vector<PageRun>* runs) const;
   uint64_t CountMappedTokens() const;
 
   // What a step looks at: in one cache line.
@@ -215,6 +250,7 @@ class KvRegion {
   uint64_t quiet_tokens_ = 0;
   uint64_t mapped_tokens_ = 0;
   uint64_t drop_at_ = UINT64_MAX;
+  std::unique_ptr<SharedSlots> shared_;
 
   const RegionGeometry* geometry_;
   AddressRange* range_;
@@ -225,7 +261,11 @@ class KvRegion {
   PageCount behind_;
   bool parked_ = true;
   bool damaged_ = false;
-  Fence fence_;
+  Fence fence_;    // of what was queued so far, readers included
+  Fence readers_;  // the last one of AddReader
+  std::vector<Fence> cooling_;
+  bool unsharing_ = false;
+  PrefixEntryId prefix_;
 };
 
 }  // namespace quire

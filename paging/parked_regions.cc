@@ -24,9 +24,11 @@ ParkedRegions::Entry ParkedRegions::TakeBestFit(uint64_t tokens) {
   };
   std::vector<Candidate> candidates;
   candidates.reserve(regions_.size());
-  for (const auto& [stamp, region] : regions_)
-    candidates.push_back({region->MappingWork(tokens), region->committed(),
-                          stamp, region.get()});
+  for (const auto& [stamp, region] : regions_) {
+    if (region->prefix() == PrefixEntryId())
+      candidates.push_back({region->MappingWork(tokens), region->committed(),
+                            stamp, region.get()});
+  }
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) {
               return std::tie(a.work, a.pages, b.stamp) <
@@ -39,6 +41,14 @@ ParkedRegions::Entry ParkedRegions::TakeBestFit(uint64_t tokens) {
     return {std::move(node.mapped()), candidate.stamp};
   }
   return {};
+}
+
+ParkedRegions::Entry ParkedRegions::Take(const KvRegion* region) {
+  const auto it = std::find_if(
+      regions_.begin(), regions_.end(),
+      [&](const auto& parked) { return parked.second.get() == region; });
+  auto node = regions_.extract(it);
+  return {std::move(node.mapped()), node.key()};
 }
 
 template <typename Predicate>
@@ -64,6 +74,19 @@ std::vector<std::unique_ptr<KvRegion>> ParkedRegions::TakeEmpty() {
   return TakeIf([](const KvRegion& region) {
     return region.committed() == PageCount(0);
   });
+}
+
+std::unique_ptr<KvRegion> ParkedRegions::TakeCold() {
+  for (auto it = regions_.begin(); it != regions_.end(); ++it) {
+    KvRegion& region = *it->second;
+    if (region.committed() == PageCount(0) && region.FenceIsComplete() &&
+        region.HasCooled()) {
+      std::unique_ptr<KvRegion> taken = std::move(it->second);
+      regions_.erase(it);
+      return taken;
+    }
+  }
+  return nullptr;
 }
 
 std::vector<KvRegion*> ParkedRegions::OldestFirst() const {

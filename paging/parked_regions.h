@@ -4,11 +4,13 @@
 // never the first that is idle, which may be empty while a full one waits. A
 // region whose fence is not complete is not adoptable yet: a kernel of the last
 // sequence may still read it. Regions that gave their pages back stay, as
-// addresses to be re-used.
+// addresses to be re-used. Regions whose rows are kept for prompts to come
+// stand here as well, and are adopted by name only.
 
 #ifndef QUIRE_PAGING_PARKED_REGIONS_H_
 #define QUIRE_PAGING_PARKED_REGIONS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -33,16 +35,21 @@ class ParkedRegions {
   // As if it had never been taken.
   void PutBack(Entry entry);
 
-  // Takes the adoptable region that needs the fewest pages mapped for `tokens`
-  // tokens; among equals the one with the fewest pages, whose loss costs later
-  // sequences least; then the one parked last, whose pages are warm. None where
-  // no region is adoptable. O(regions * groups).
+  // Takes the adoptable region without a prefix that needs the fewest pages
+  // mapped for `tokens` tokens; among equals the one with the fewest pages,
+  // whose loss costs later sequences least; then the one parked last, whose
+  // pages are warm. None where no region is adoptable. O(regions * groups).
   Entry TakeBestFit(uint64_t tokens);
+
+  // Takes this one. REQUIRES: it is parked here.
+  Entry Take(const KvRegion* region);
 
   // Takes the regions that were damaged while they were parked.
   std::vector<std::unique_ptr<KvRegion>> TakeDamaged();
   // Takes those without pages.
   std::vector<std::unique_ptr<KvRegion>> TakeEmpty();
+  // One of these whose pages have cooled; null: there is none.
+  std::unique_ptr<KvRegion> TakeCold();
 
   // The least recently parked first.
   std::vector<KvRegion*> OldestFirst() const;

@@ -31,6 +31,14 @@ PrefixEntryId PrefixIndex::Add() {
   return id;
 }
 
+PrefixEntryId PrefixIndex::AddLike(PrefixEntryId like) {
+  const PrefixEntryId id = Add();
+  const Entry model = At(like);
+  MoveEnd(id, model.end);
+  SetPriority(id, model.priority, model.until);
+  return id;
+}
+
 void PrefixIndex::Remove(PrefixEntryId id) {
   MoveEnd(id, &root_);
   std::erase(root_.ends, id);

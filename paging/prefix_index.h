@@ -41,6 +41,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "paging/siphash.h"
@@ -67,6 +68,8 @@ class PrefixIndex {
 
   // An entry of no tokens, pinned once, as the one that was used last.
   PrefixEntryId Add();
+  // One that holds what `entry` holds, and has its priority.
+  PrefixEntryId AddLike(PrefixEntryId entry);
   void Remove(PrefixEntryId entry);
 
   // Tokens of the entry that are indexed: whole blocks.
@@ -107,7 +110,8 @@ class PrefixIndex {
   // pages, or all that give some. `pages_of(entry)` tells what the entry would
   // give by itself.
   template <typename PagesOf>
-  std::vector<Victim> Victims(PageCount wanted, PagesOf pages_of) const {
+  std::vector<Victim> Victims(PageCount wanted, PagesOf pages_of) const
+      ABSL_NO_THREAD_SAFETY_ANALYSIS {  // `pages_of` may require what we hold
     std::vector<Victim> victims;
     uint64_t given = 0;
     for (auto it = order_.begin(); it != order_.end() && given < wanted.value();

@@ -90,6 +90,26 @@ TEST(PrefixIndexTest, AnEntryGrowsAndShrinks) {
   EXPECT_TRUE(index.CheckInvariants().ok()) << index.CheckInvariants();
 }
 
+TEST(PrefixIndexTest, ALikeEntryHoldsTheSameAndGoesItsOwnWay) {
+  PrefixIndex index(BlocksOf(2));
+  const PrefixEntryId a = Add(&index, {1, 2, 3, 4});
+  index.SetPriority(a, 3, 10);
+  const PrefixEntryId b = index.AddLike(a);
+  EXPECT_EQ(index.TokensOf(b), 4u);
+  EXPECT_EQ(index.blocks(), 2u);
+  EXPECT_THAT(index.Match(Tokens{1, 2, 3, 4}).exact, ElementsAre(a, b));
+  index.Extend(b, Tokens{1, 2, 3, 4, 5, 6});
+  index.Remove(a);
+  EXPECT_EQ(index.Match(Tokens{1, 2, 3, 4}).holder, b);
+  EXPECT_TRUE(index.CheckInvariants().ok()) << index.CheckInvariants();
+  const PrefixEntryId c = Add(&index, {9, 9});
+  index.Unpin(b);
+  index.Unpin(c);
+  EXPECT_THAT(Victims(index, 9), ElementsAre(c, b));
+  index.AdvanceClock(10);
+  EXPECT_THAT(Victims(index, 9), ElementsAre(b, c));
+}
+
 TEST(PrefixIndexTest, VictimsComeByPriorityThenByLastUse) {
   PrefixIndex index(BlocksOf(1));
   const PrefixEntryId a = Add(&index, {1});

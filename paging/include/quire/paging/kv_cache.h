@@ -18,10 +18,19 @@
 // told what the kernels queued so far wait for, and the next Step of the
 // sequence begins.
 //
+// Sequences share what they have in common. Publish says which tokens the rows
+// of a sequence belong to; AdmitPrompt maps the pages of the longest published
+// beginning of a prompt under the new sequence, whoever has them, also a
+// sequence that was released: its pages are kept for that until memory is
+// needed, those of low priority and those used least recently first. Fork makes
+// a sequence with all rows of another. Rows on a page that cannot be shared
+// whole are copied on the device. No page is written while it is shared.
+// Only sequences that keep all tokens share: no window, and no limit.
+//
 // Unbacked addresses fault; they are never aliased to a page of zeros, which
 // would turn a missing Step into silent corruption.
 //
-// Admit, Step, Shrink, Release and PrepareAhead wait for one another.
+// Calls that change sequences wait for one another.
 //
 // In a forked child, calls fail with kFailedPrecondition, do nothing, or return
 // empty values, and destroying the cache is harmless.
@@ -78,13 +87,29 @@ struct KvCacheOptions {
   // region is parked still mapped, and pages are given back when somebody needs
   // them.
   bool eager_reclaim = false;
+  // Tokens of a block: published rows are found block by block. 0: nothing is
+  // published.
+  uint32_t prefix_block_tokens = 16;
+  // For AdmitPrompt without options.
+  StreamId stream;
+};
+
+struct PromptOptions {
+  // Where the kernels of the sequence run, which are ordered after those that
+  // wrote what was published: rows are copied here. StreamId(): no rows are
+  // copied, and a beginning is shared only as far as whole pages go.
+  StreamId stream;
+  // Of what the sequence publishes, once it is released: the larger, the later
+  // it is given up. From the time `retain_until` of AdvanceClock on it is 0.
+  int32_t priority = 0;
+  uint64_t retain_until = UINT64_MAX;
 };
 
 struct KvCacheStatistics {
   uint32_t sequences = 0;  // admitted
   uint32_t parked_regions = 0;
   uint64_t tokens = 0;  // lengths at the last Step, summed
-  Bytes used;           // what the layers keep of these tokens
+  Bytes used;           // what the layers keep of these tokens, shared or not
   Bytes committed;      // pages under admitted sequences
   Bytes parked;         // pages under parked regions
   // Pages that pressure elsewhere may take: all that are parked, and those of
@@ -101,6 +126,18 @@ struct KvCacheStatistics {
   uint64_t runs_mapped_ahead = 0;
   uint64_t pages_mapped_ahead = 0;
   uint32_t steps_ahead = 0;  // how far page-ahead looks now
+  // What more pages would be committed and parked if none were shared. Pages
+  // count once in all figures here.
+  Bytes shared;
+  // Of parked: kept for prompts to come, with the partly used pages behind.
+  Bytes cached_prefixes;
+  uint64_t prompts = 0;  // AdmitPrompt, as far as admitted
+  uint64_t prompt_tokens = 0;
+  uint64_t prefix_hits = 0;       // of prompts: part of it was there
+  uint64_t prefix_tokens = 0;     // of prompt_tokens: so many
+  uint64_t prefixes_evicted = 0;  // regions that lost the last of theirs
+  uint64_t forks = 0;
+  uint64_t pages_unshared = 0;  // copied since they were to be written
 };
 
 class KvCache : public SequenceCache, private PageReclaimer {
@@ -122,8 +159,19 @@ class KvCache : public SequenceCache, private PageReclaimer {
   // more than its sinks.
   absl::StatusOr<SequenceId> Admit(uint64_t tokens,
                                    std::optional<KvTokenLimit> limit);
+  // Errors beyond those of Admit: the driver's, for a copy.
+  absl::StatusOr<PromptAdmission> AdmitPrompt(
+      std::span<const int32_t> tokens) override;
+  absl::StatusOr<PromptAdmission> AdmitPrompt(std::span<const int32_t> tokens,
+                                              const PromptOptions& options);
+  // Does nothing where tokens are dropped. O(tokens that were not published
+  // before).
+  absl::Status Publish(SequenceId sequence,
+                       std::span<const int32_t> tokens) override;
   // A step to fewer tokens is refused as Shrink is. O(steps) where no sequence
-  // crosses into a new page.
+  // crosses into a new page. Rows that are written again after a Shrink get
+  // pages of their own where theirs are shared: this waits for the fence of the
+  // Shrink. Without a Shrink that is kFailedPrecondition.
   absl::Status Step(std::span<const SequenceStep> steps) override;
   // Another error: kFailedPrecondition where a window of the length has tokens
   // that were dropped.
@@ -155,6 +203,14 @@ class KvCache : public SequenceCache, private PageReclaimer {
   // computes; returns the pages mapped. Errors: the driver's.
   absl::StatusOr<PageCount> PrepareAhead(
       std::optional<uint32_t> steps = std::nullopt);
+  // A sequence with the rows of `parent`, which both may continue. `stream` is
+  // ordered after the kernels that wrote them, and those of the new sequence
+  // after it. Its errors are those of Admit, the driver's for a copy, and
+  // kFailedPrecondition where tokens are dropped.
+  absl::StatusOr<SequenceId> Fork(SequenceId parent, StreamId stream);
+  // The time that PromptOptions::retain_until is compared with; never less than
+  // the last one.
+  void AdvanceClock(uint64_t now);
 
   KvCacheStatistics GetStatistics() const;
 

@@ -1,0 +1,328 @@
+// How sequences share rows: pages that rows fill are mapped under both, and the
+// rows behind the last of them are copied.
+//
+// No page is written while it is shared. The one that shares starts to write
+// behind its copied rows, and the one that is shared from behind all rows that
+// it has; so only a sequence that goes back, by Shrink, may come to write on a
+// shared page, and gets a page of its own first (Unshare).
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "paging/kv_cache_impl.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+uint64_t KvCache::Impl::FullPages(uint32_t group, uint64_t tokens) const {
+  return geometry_.layout().RowBytes(group).value() * tokens /
+         geometry_.page_size().value();
+}
+
+// Page sizes are powers of two, and so are these numbers: the largest is a
+// multiple of all.
+uint64_t KvCache::Impl::AlignedTokens() const {
+  const uint64_t page = geometry_.page_size().value();
+  uint64_t aligned = 1;
+  for (uint32_t group = 0; group < geometry_.layout().groups(); ++group)
+    aligned = std::max(
+        aligned,
+        page / std::gcd(page, geometry_.layout().RowBytes(group).value()));
+  return aligned;
+}
+
+Fence KvCache::Impl::FenceBehind(StreamId stream) const {
+  auto fence = Fence::Record(memory_->driver(), memory_->device(),
+                             std::span(&stream, 1));
+  if (fence.ok()) return *std::move(fence);
+  // Where the driver refuses to wait as well, the stream is not running.
+  (void)memory_->driver()->SynchronizeStream(stream);
+  return Fence();
+}
+
+// ---- Prompts ----------------------------------------------------------------
+
+absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPrompt(
+    std::span<const int32_t> tokens, const PromptOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckLength(tokens.size()));
+  MutexLock operation(&operation_mutex_);
+  const PrefixHit hit = FindPrefix(tokens, options.stream);
+  auto admission = AdmitPromptOn(hit, tokens.size(), options);
+  // While rows are taken from a region, it gives nothing up.
+  if (absl::IsResourceExhausted(admission.status()) && hit.tokens > 0)
+    admission = AdmitPromptOn(PrefixHit(), tokens.size(), options);
+  return admission;
+}
+
+absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
+    const PrefixHit& hit, uint64_t length, const PromptOptions& options) {
+  const bool share = hit.holder != nullptr && !hit.adoptable;
+  const absl::StatusOr<Taken> taken = hit.adoptable ? TakeHolder(hit.holder)
+                                      : share       ? TakeEmptyRegion()
+                                                    : TakeRegion(length);
+  absl::Status status = taken.status();
+  if (taken.ok()) {
+    MutexLock lock(&state_mutex_);
+    taken->region->SetLimit(options_.limit);
+  }
+  if (share && status.ok()) {
+    status = ShareRows(hit.holder, taken->region, hit.tokens, length,
+                       options_.headroom, options.stream);
+  } else if (status.ok()) {
+    Demand demand{taken->region, length};
+    status = Back(std::span(&demand, 1), options_.headroom).status();
+  }
+  MutexLock lock(&state_mutex_);
+  // The pin of a holder that was adopted is the sequence's.
+  if (share || (hit.adoptable && !taken.ok()))
+    index_.Unpin(hit.holder->prefix());
+  if (!status.ok()) {
+    if (taken.ok()) CloseSlot(taken->slot, taken->stamp);
+    return status;
+  }
+  if (share) HoldLike(*hit.holder, hit.tokens, taken->region);
+  if (taken->stamp != 0) ++adoptions_;
+  ++prompts_;
+  prompt_tokens_ += length;
+  prefix_hits_ += hit.tokens > 0 ? 1 : 0;
+  prefix_tokens_ += hit.tokens;
+  Sequence& sequence = sequences_[taken->slot];
+  sequence.priority = options.priority;
+  sequence.retain_until = options.retain_until;
+  if (taken->region->prefix() != PrefixEntryId())
+    index_.SetPriority(taken->region->prefix(), options.priority,
+                       options.retain_until);
+  return PromptAdmission{BeginSequence(taken->slot, length), hit.tokens};
+}
+
+void KvCache::Impl::HoldLike(const KvRegion& holder, uint64_t tokens,
+                             KvRegion* target) {
+  if (holder.prefix() == PrefixEntryId()) return;
+  const PrefixEntryId prefix = index_.AddLike(holder.prefix());
+  index_.Truncate(prefix, tokens);
+  SetPrefix(target, prefix);
+}
+
+absl::Status KvCache::Impl::Publish(SequenceId id,
+                                    std::span<const int32_t> tokens) {
+  if (options_.prefix_block_tokens == 0) return absl::OkStatus();
+  MutexLock operation(&operation_mutex_);
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "publish");
+  const Sequence& sequence = sequences_[*slot];
+  if (tokens.size() > sequence.length)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache: sequence ", id.value(), " has ", sequence.length,
+        " tokens, not ", tokens.size(), " that could be published"));
+  KvRegion* const region = sequence.region.get();
+  if (!region->KeepsAllTokens()) return absl::OkStatus();
+  if (region->prefix() == PrefixEntryId()) {
+    SetPrefix(region, index_.Add());
+    index_.SetPriority(region->prefix(), sequence.priority,
+                       sequence.retain_until);
+  }
+  index_.Extend(region->prefix(), tokens);
+  return absl::OkStatus();
+}
+
+void KvCache::Impl::AdvanceClock(uint64_t now) {
+  MutexLock lock(&state_mutex_);
+  index_.AdvanceClock(now);
+}
+
+// ---- Forks ------------------------------------------------------------------
+
+absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
+                                               StreamId stream) {
+  MutexLock operation(&operation_mutex_);
+  KvRegion* holder = nullptr;
+  uint64_t length = 0;
+  int32_t priority = 0;
+  uint64_t retain_until = 0;
+  {
+    MutexLock lock(&state_mutex_);
+    const auto slot = FindSlot(parent);
+    if (!slot) return NoSuchSequence(parent, "fork");
+    const Sequence& sequence = sequences_[*slot];
+    holder = sequence.region.get();
+    if (!holder->KeepsAllTokens())
+      return absl::FailedPreconditionError(absl::StrCat(
+          "KV cache: sequence ", parent.value(),
+          " drops tokens behind a window or a limit, and has no forks"));
+    length = sequence.length;
+    priority = sequence.priority;
+    retain_until = sequence.retain_until;
+  }
+  QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeEmptyRegion());
+  const absl::Status status =
+      ShareRows(holder, taken.region, length, length, PageCount(0), stream);
+  MutexLock lock(&state_mutex_);
+  if (!status.ok()) {
+    CloseSlot(taken.slot, taken.stamp);
+    return status;
+  }
+  HoldLike(*holder, length, taken.region);
+  sequences_[taken.slot].priority = priority;
+  sequences_[taken.slot].retain_until = retain_until;
+  ++forks_;
+  return BeginSequence(taken.slot, length);
+}
+
+// ---- Pages and rows ---------------------------------------------------------
+
+absl::Status KvCache::Impl::ShareRows(KvRegion* holder, KvRegion* target,
+                                      uint64_t tokens, uint64_t length,
+                                      PageCount headroom, StreamId stream) {
+  QUIRE_RETURN_IF_ERROR(MapShared(holder, target, tokens));
+  Demand demand{target, length};
+  QUIRE_RETURN_IF_ERROR(Back(std::span(&demand, 1), headroom).status());
+  return CopyRows(holder, target, tokens, stream);
+}
+
+absl::Status KvCache::Impl::MapShared(KvRegion* holder, KvRegion* target,
+                                      uint64_t tokens) {
+  {
+    // First, so that no page that is mapped now is to spare.
+    MutexLock lock(&state_mutex_);
+    Modify(target, [&](KvRegion* r) { r->set_used_tokens(tokens); });
+  }
+  std::vector<PageHandle> pages;
+  for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
+    pages.clear();
+    const PageCount first = geometry_.FirstPage(group);
+    for (uint64_t slot = 0; slot < FullPages(group, tokens); ++slot)
+      pages.push_back(
+          memory_->PageAt(holder->range(), Plus(first, PageCount(slot))));
+    if (pages.empty()) continue;
+    const absl::Status status =
+        memory_->CommitPages(target->range(), first, pages);
+    MutexLock lock(&state_mutex_);
+    if (absl::IsDataLoss(status)) target->set_damaged();
+    QUIRE_RETURN_IF_ERROR(status);
+    Modify(target, [&](KvRegion* r) {
+      r->set_committed(group, PageCount(pages.size()));
+    });
+    shared_.Enter(holder, group, pages);
+    shared_.Enter(target, group, pages);
+    PublishReclaimable();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Impl::CopyRows(KvRegion* holder, KvRegion* target,
+                                     uint64_t tokens, StreamId stream) {
+  struct Rows {
+    uint32_t group;
+    uint64_t offset;
+    Bytes size;
+  };
+  std::vector<Rows> rows;
+  for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
+    const uint64_t from =
+        FullPages(group, tokens) * geometry_.page_size().value();
+    const uint64_t to = geometry_.layout().RowBytes(group).value() * tokens;
+    if (from < to) rows.push_back({group, from, Bytes(to - from)});
+  }
+  if (rows.empty()) return absl::OkStatus();
+  // The holder keeps one fence: what runs on other streams cannot be added.
+  QUIRE_RETURN_IF_ERROR(holder->WaitForOthers(stream));
+  absl::Status status;
+  for (const auto& [group, offset, size] : rows) {
+    status = memory_->driver()->CopyOnDevice(AddressOf(*target, group, offset),
+                                             AddressOf(*holder, group, offset),
+                                             size, stream);
+    if (!status.ok()) break;
+  }
+  const Fence fence = FenceBehind(stream);
+  MutexLock lock(&state_mutex_);
+  holder->AddReader(fence);
+  // What is under way when a copy is refused writes to the target.
+  target->AddReader(fence);
+  return status;
+}
+
+absl::Status KvCache::Impl::Unshare(size_t sequence) {
+  struct Slot {
+    uint32_t group;
+    uint64_t slot;
+    Bytes rows;  // that stay, at the page's start
+  };
+  std::vector<Slot> slots;
+  KvRegion* region = nullptr;
+  const uint64_t page = geometry_.page_size().value();
+  {
+    MutexLock lock(&state_mutex_);
+    region = sequences_[sequence].region.get();
+    const uint64_t length = sequences_[sequence].length;
+    for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
+      // After a Shrink a part ends with the page of its last row.
+      const uint64_t first = FullPages(group, length);
+      const uint64_t end = geometry_.layout().RowBytes(group).value() * length;
+      if (shared_.AnyShared(*region, group, first)) {
+        slots.push_back({group, first, Bytes(end - first * page)});
+      } else {
+        shared_.Strike(region, group, static_cast<size_t>(first));
+      }
+    }
+  }
+  if (slots.empty()) return absl::OkStatus();
+  // Kernels that were queued before the Shrink read the page where it is.
+  QUIRE_RETURN_IF_ERROR(region->fence().Wait());
+  Driver* const driver = memory_->driver();
+  const PageCount count(slots.size());
+  QUIRE_ASSIGN_OR_RETURN(AddressRange* const fresh,
+                         memory_->ReserveRange(count, options_.owner));
+  const absl::Cleanup release = [&] { memory_->ReleaseRange(fresh, Fence()); };
+  QUIRE_RETURN_IF_ERROR(memory_->Commit(fresh, PageCount(0), count));
+  {
+    QUIRE_ASSIGN_OR_RETURN(const StreamId stream,
+                           driver->CreateStream(memory_->device()));
+    // Waits for what a refusal has left under way.
+    const absl::Cleanup destroy = [&] { (void)driver->DestroyStream(stream); };
+    for (size_t i = 0; i < slots.size(); ++i)
+      QUIRE_RETURN_IF_ERROR(driver->CopyOnDevice(
+          DeviceAddress(fresh->address().value() + i * page),
+          AddressOf(*region, slots[i].group, slots[i].slot * page),
+          slots[i].rows, stream));
+    QUIRE_RETURN_IF_ERROR(driver->SynchronizeStream(stream));
+  }
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const auto& [group, slot, rows] = slots[i];
+    const absl::Status status = memory_->Remap(
+        region->range(), Plus(geometry_.FirstPage(group), PageCount(slot)),
+        memory_->PageAt(fresh, PageCount(i)));
+    MutexLock lock(&state_mutex_);
+    if (absl::IsDataLoss(status)) LosePage(sequence, group, slot);
+    QUIRE_RETURN_IF_ERROR(status);
+    shared_.Strike(region, group, static_cast<size_t>(slot));
+    PublishReclaimable();
+    ++pages_unshared_;
+  }
+  return absl::OkStatus();
+}
+
+// The sequence ends before the first row that is gone.
+void KvCache::Impl::LosePage(size_t slot, uint32_t group, uint64_t page) {
+  Sequence& sequence = sequences_[slot];
+  KvRegion* const region = sequence.region.get();
+  const uint64_t left =
+      std::min(sequence.length, page * geometry_.page_size().value() /
+                                    geometry_.layout().RowBytes(group).value());
+  tokens_ -= sequence.length - left;
+  sequence.length = left;
+  region->set_damaged();
+  if (region->prefix() != PrefixEntryId())
+    index_.Truncate(region->prefix(), left);
+  Modify(region, [&](KvRegion* r) { r->set_used_tokens(left); });
+  // What the driver refuses here is lost as well.
+  Decommit(region, {group, PageCount(page),
+                    PageCount(region->committed(group).value() - page)})
+      .IgnoreError();
+}
+
+}  // namespace quire
