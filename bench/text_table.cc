@@ -17,7 +17,11 @@ std::string AlignColumns(const std::vector<std::vector<std::string>>& rows) {
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
       const int width = static_cast<int>(widths[i]);
-      absl::StrAppendFormat(&text, i == 0 ? "%-*s" : "  %*s", width, row[i]);
+      if (i == 0) {
+        absl::StrAppendFormat(&text, "%-*s", width, row[i]);
+      } else {
+        absl::StrAppendFormat(&text, "  %*s", width, row[i]);
+      }
     }
     text += '\n';
   }

@@ -72,6 +72,9 @@ class GmlakePolicy : public AllocatorPolicy {
     bool operator()(const Primitive* a, uint64_t pages) const {
       return a->pages.size() < pages;
     }
+    bool operator()(uint64_t pages, const Primitive* a) const {
+      return pages < a->pages.size();
+    }
   };
   // What was handed out: one of the two.
   struct Handed {
