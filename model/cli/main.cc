@@ -41,6 +41,8 @@ int Main(int argc, char** argv) {
   AddQuantizeVerbs(&app, &chosen);
   AddMemoryVerb(&app, &chosen);
   AddPlanVerb(&app, &chosen);
+  AddKvVerb(&app, &chosen);
+  AddTopVerb(&app, &chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

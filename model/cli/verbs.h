@@ -23,6 +23,8 @@ void AddBenchVerb(CLI::App* app, Action* chosen);
 void AddQuantizeVerbs(CLI::App* app, Action* chosen);  // and perplexity
 void AddMemoryVerb(CLI::App* app, Action* chosen);
 void AddPlanVerb(CLI::App* app, Action* chosen);
+void AddKvVerb(CLI::App* app, Action* chosen);
+void AddTopVerb(CLI::App* app, Action* chosen);
 
 }  // namespace quire
 
