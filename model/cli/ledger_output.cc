@@ -14,6 +14,7 @@
 #include "model/cli/output.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/units.h"
+#include "quire/model/session.h"
 
 namespace quire {
 namespace {
@@ -93,7 +94,7 @@ void AddWatchOptions(CLI::App* app, double* interval,
 absl::StatusOr<std::unique_ptr<MemoryLedger>> OpenLedger(
     const LedgerChoice& choice) {
   MemoryLedgerOptions options;
-  options.name = choice.name;
+  if (choice.name != kDefaultLedger) options.name = choice.name;
   options.device = DeviceId(choice.device);
   options.create = false;
   return MemoryLedger::Open(options);

@@ -19,7 +19,7 @@ namespace quire {
 
 // Which ledger a verb looks at.
 struct LedgerChoice {
-  std::string name;  // empty: QUIRE_LEDGER, or the device's
+  std::string name;  // empty or kDefaultLedger: the device's
   int32_t device = 0;
 };
 // --ledger, --device.

@@ -103,6 +103,13 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options) {
          "--activations", [](const std::string&) {},
          "Activations: f32 is what this version computes with")
       ->check(CLI::IsMember({"f32"}));
+  app->add_option("--ledger", options->sharing.ledger,
+                  "Share the device with other processes through the memory "
+                  "ledger of this name; 'default': the one of this user and "
+                  "device")
+      ->envname("QUIRE_LEDGER");
+  AddBytesOption(app, "--ledger-min", &options->sharing.min,
+                 "Memory that the others leave to this process");
   app->add_option("--max-num-seqs", options->max_sequences,
                   "Sequences that run at once")
       ->check(CLI::Range(1, 65536))

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "model/engine/shared_device.h"
 #include "quire/alloc/cuda_driver.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/status_macros.h"
@@ -76,6 +77,28 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
   return absl::InvalidArgumentError("no such kind of KV cache");
 }
 
+absl::StatusOr<std::unique_ptr<SharedDevice>> JoinLedger(
+    Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
+    const SessionOptions& options) {
+  if (options.kv_cache != KvCacheKind::kContiguous)
+    return absl::InvalidArgumentError(
+        absl::StrCat("a ledger (", options.sharing.ledger,
+                     ") needs the contiguous KV cache:"
+                     " the ",
+                     KvCacheKindName(options.kv_cache),
+                     " one takes its memory at the start"));
+  QUIRE_ASSIGN_OR_RETURN(const KvLayout layout, MakeKvLayout(config, options));
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t longest,
+                         LongestSequence(config, options));
+  const std::string& folder = checkpoint.folder();
+  const std::string name = folder.substr(folder.rfind('/') + 1);
+  return SharedDevice::Join(runtime, options.sharing,
+                            name.empty() ? folder : name,
+                            checkpoint.total_size(),
+                            CheckedMultiply(layout.TokenBytes(), longest)
+                                .value_or(Bytes(UINT64_MAX)));
+}
+
 }  // namespace
 
 const char* KvCacheKindName(KvCacheKind kind) {
@@ -139,6 +162,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   const ModelConfig& config = session->config_;
   QUIRE_ASSIGN_OR_RETURN(session->runtime_, CreateRuntime(options.device));
   Runtime* runtime = session->runtime_.get();
+  if (!options.sharing.ledger.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(
+        session->shared_,
+        JoinLedger(runtime, *session->checkpoint_, config, options));
+  }
   session->pool_ = std::make_unique<ThreadPool>(options.threads);
 
   runtime->trace()->Mark("load weights");
@@ -160,13 +188,18 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   return session;
 }
 
+Session::Session() = default;
+
 Session::~Session() {
-  if (on_leaks_ == nullptr) return;
   cache_.reset();
   decoder_.reset();
   weights_.reset();
-  const std::vector<LeakReport> leaks = FindLeaks(*runtime_);
-  if (!leaks.empty()) on_leaks_(leaks);
+  if (on_leaks_ != nullptr) {
+    const std::vector<LeakReport> leaks = FindLeaks(*runtime_);
+    if (!leaks.empty()) on_leaks_(leaks);
+  }
+  // The claim ends when the memory has gone back, and not before.
+  if (shared_ != nullptr) runtime_->memory()->Trim();
 }
 
 absl::Status Session::ComputeLogits(

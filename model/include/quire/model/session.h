@@ -44,8 +44,20 @@ enum class KvCacheKind : uint8_t {
 };
 const char* KvCacheKindName(KvCacheKind kind);  // "contiguous", "paged", ...
 
+// A device that several processes use: memory is claimed in a ledger before it
+// is taken (memory_ledger.h). Only with the contiguous cache, as the others take
+// theirs at the start.
+inline constexpr char kDefaultLedger[] = "default";
+struct SharingOptions {
+  // Of the ledger; kDefaultLedger: the one of this user and device; empty: the
+  // session has the device to itself.
+  std::string ledger;
+  Bytes min;  // kept for this session by the others
+};
+
 struct SessionOptions {
   DeviceOptions device;
+  SharingOptions sharing;
   StreamingOptions streaming;
   DecoderOptions decoder;
   int threads = 0;  // 0: one per core
@@ -67,6 +79,8 @@ absl::StatusOr<KvLayout> MakeKvLayout(const ModelConfig& config,
                                       const SessionOptions& options);
 absl::StatusOr<uint64_t> LongestSequence(const ModelConfig& config,
                                          const SessionOptions& options);
+
+class SharedDevice;
 
 // Not thread-safe.
 class Session {
@@ -92,12 +106,13 @@ class Session {
       const std::function<absl::Status(std::span<const float> rows)>& sink);
 
  private:
-  Session() = default;
+  Session();
 
   // Destroyed from the bottom up.
   std::unique_ptr<Checkpoint> checkpoint_;
   ModelConfig config_;
   std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<SharedDevice> shared_;  // null: not shared
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ModelWeights> weights_;
   std::unique_ptr<Decoder> decoder_;
