@@ -72,7 +72,8 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
       return KvCache::Create(runtime->memory(), layout,
                              {.max_sequence_length = max_sequence_length,
                               .max_sequences = options.max_sequences,
-                              .owner = owner});
+                              .owner = owner,
+                              .stream = stream});
   }
   return absl::InvalidArgumentError("no such kind of KV cache");
 }
