@@ -47,7 +47,7 @@ absl::Status CheckLedgerName(const std::string& name) {
 }
 
 LedgerFile::LedgerFile(const MemoryLedgerOptions& options)
-    : options_(options), pid_(getpid()) {}
+    : options_(options), pid_(getpid()), pid_namespace_(PidNamespace()) {}
 
 // In a forked child the mutex may be held by a thread that is not there, and
 // closing releases no lock but the child's own.
@@ -208,7 +208,7 @@ absl::Status LedgerFile::LayOut(uint64_t budget) {
   header.records = kLedgerRecords;
   header.device = options_.device.value();
   header.budget = budget;
-  header.pid_namespace = PidNamespace();
+  header.pid_namespace = pid_namespace_;
   header.checksum = LedgerChecksum(header);
   const LedgerRecords records = FreshLedgerRecords();
   // All memory now: no write fails later because there is none left.
@@ -239,10 +239,10 @@ absl::StatusOr<LedgerHeader> LedgerFile::ReadHeader() const {
   if (header.records != kLedgerRecords || header.budget == 0)
     return Damaged(absl::StrCat("the header names ", header.records,
                                 " records and a budget of ", header.budget));
-  if (header.pid_namespace != PidNamespace())
+  if (header.pid_namespace != pid_namespace_)
     return absl::FailedPreconditionError(
         absl::StrCat(Title(), " is of another pid namespace (",
-                     header.pid_namespace, ", here it is ", PidNamespace(),
+                     header.pid_namespace, ", here it is ", pid_namespace_,
                      "): its processes cannot be told apart from here"));
   if (header.device != options_.device.value())
     return absl::InvalidArgumentError(absl::StrCat(Title(), " is of device ",

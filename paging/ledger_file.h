@@ -85,6 +85,7 @@ class LedgerFile {
 
   const MemoryLedgerOptions options_;
   const int pid_;
+  const uint64_t pid_namespace_;
   int file_ ABSL_GUARDED_BY(ledger_process_mutex) = -1;
 };
 

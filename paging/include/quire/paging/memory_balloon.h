@@ -80,7 +80,7 @@ class MemoryBalloon {
                         Bytes max = Bytes(0));
 
   // Reports, asks for claim_ahead and what is still wanted, gives back what
-  // was asked for. Waits for nobody. A few microseconds.
+  // was asked for. Waits for nobody. Tens of microseconds.
   absl::Status Sync();
   // Claims until `room` bytes more can be committed, or kResourceExhausted,
   // with what was had kept.

@@ -18,10 +18,10 @@
 // process. Nothing in it is trusted: what is damaged is an error (kDataLoss)
 // and neither a crash nor a wait.
 //
-// Thread-safe. Each call takes the lock of the ledger for a few microseconds;
-// where a stopped process has it, calls end with kDeadlineExceeded. In a forked
-// child calls fail with kFailedPrecondition, and the parent's claims stay the
-// parent's.
+// Thread-safe. Each call takes the lock of the ledger for some ten
+// microseconds; where a stopped process has it, calls end with
+// kDeadlineExceeded. In a forked child calls fail with kFailedPrecondition, and
+// the parent's claims stay the parent's.
 
 #ifndef QUIRE_PAGING_MEMORY_LEDGER_H_
 #define QUIRE_PAGING_MEMORY_LEDGER_H_
