@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -102,6 +105,41 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Compact(
     failures_at_compaction_ = failed_allocations_;
   }
   return sum;
+}
+
+PageReclaimer::CompactionEstimate DeviceAllocator::Impl::EstimateCompaction()
+    const {
+  const DeviceMemoryStatistics pool = memory_->GetStatistics();
+  const HookDeferral deferral(memory_);
+  MutexLock lock(&mutex_);
+  FlushCaches();
+  const auto is_pinned = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                             mutex_) { return IsPinned(block); };
+  const auto is_movable = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                              mutex_) { return IsMovable(block); };
+  const auto stays = [](const OwnerHeap& heap) {
+    return heap.asleep() || heap.kept_for_graphs();
+  };
+  std::vector<OwnerHeap::MeshEstimate> meshed(heaps_.size());
+  uint64_t mesh = 0;
+  for (size_t i = 0; i < heaps_.size(); ++i) {
+    if (stays(*heaps_[i])) continue;
+    meshed[i] = heaps_[i]->EstimateMesh(MeshOptions().smallest_slot, is_pinned,
+                                        is_movable);
+    mesh += meshed[i].pages;
+  }
+  // What BeginRelocation finds, or makes.
+  const uint64_t page = pool.page_size.value();
+  const uint64_t growable = pool.growable.value() / page;
+  uint64_t prepared = std::max(pool.cached.value() / page + mesh,
+                               std::min<uint64_t>(growable, 1));
+  uint64_t relocation = 0;
+  // No pass begins while another one is open.
+  for (size_t i = 0; i < heaps_.size() && !relocating_; ++i) {
+    if (stays(*heaps_[i])) continue;
+    relocation += heaps_[i]->EstimateRelocation(meshed[i], &prepared);
+  }
+  return {PageCount(mesh), PageCount(relocation)};
 }
 
 CompactionReport DeviceAllocator::Impl::TrimToDriver() {

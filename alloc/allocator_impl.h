@@ -109,6 +109,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   void AfterSleep(OwnerId owner, bool succeeded) override;
   void AfterWake(OwnerId owner) override;
   PageCount Reclaimable() const override;
+  CompactionEstimate EstimateCompaction() const override;
   std::string ReclaimerName() const override;
 
   // ThreadCacheHome
@@ -301,9 +302,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   friend class RelocationPass::Impl;
   bool IsPinned(Block block) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsMovable(Block block) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends a pass: carries out what `actions` say of `moves`.
-  CompactionReport FinishMoves(const std::vector<RelocationMove>& moves,
-                               const std::vector<MoveAction>& actions)
+  // Ends a pass: carries out what its actions say of its moves.
+  CompactionReport FinishMoves(const RelocationPass::Impl& pass)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void FinishMove(const RelocationMove& move, MoveAction action)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -88,7 +88,7 @@ class RelocationPass::Impl {
 
   CompactionReport End() {
     DeviceAllocator::Impl* const allocator = std::exchange(allocator_, nullptr);
-    CompactionReport report = allocator->FinishMoves(moves, actions);
+    CompactionReport report = allocator->FinishMoves(*this);
     timer_.Report(&report);
     if (CompactionListener* const listener = allocator->options_.listener) {
       for (size_t i = 0; i < moves.size(); ++i) {
@@ -101,6 +101,7 @@ class RelocationPass::Impl {
 
   std::vector<RelocationMove> moves;
   std::vector<MoveAction> actions;
+  uint64_t bytes_taken = 0;  // by pages that were mapped for what moves
 
  private:
   DeviceAllocator::Impl* allocator_;  // null once it has ended
@@ -147,6 +148,7 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
   const auto is_movable = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
                               mutex_) { return IsMovable(block); };
   RelocationLimits left = limits;
+  const uint64_t before = mapped_.bytes;
   for (const auto& heap : heaps_) {
     if (heap->asleep()) continue;
     if (heap->kept_for_graphs()) continue;
@@ -161,29 +163,30 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
       --left.max_moves;
     }
   }
+  pass->bytes_taken = mapped_.bytes - before;
   pass->actions.resize(pass->moves.size(), MoveAction::kCopy);
   CheckAfterMutation();
   return RelocationPass(std::move(pass));
 }
 
 CompactionReport DeviceAllocator::Impl::FinishMoves(
-    const std::vector<RelocationMove>& moves,
-    const std::vector<MoveAction>& actions) {
+    const RelocationPass::Impl& pass) {
   CompactionReport report;
   const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   const uint64_t before = mapped_.bytes;
-  for (size_t i = 0; i < moves.size(); ++i) {
-    FinishMove(moves[i], actions[i]);
-    if (actions[i] != MoveAction::kCopy) continue;
+  for (size_t i = 0; i < pass.moves.size(); ++i) {
+    FinishMove(pass.moves[i], pass.actions[i]);
+    if (pass.actions[i] != MoveAction::kCopy) continue;
     ++report.moves;
     report.bytes_moved =
-        Bytes(report.bytes_moved.value() + moves[i].size.value());
+        Bytes(report.bytes_moved.value() + pass.moves[i].size.value());
   }
   relocating_ = false;
   for (const auto& heap : heaps_) heap->ReleaseFree(UINT64_MAX);
-  report.pages_freed = PageCount((before - std::min(before, mapped_.bytes)) /
-                                 memory_->page_size().value());
+  report.pages_freed =
+      PageCount(SaturatingSubtract(before, mapped_.bytes + pass.bytes_taken) /
+                memory_->page_size().value());
   CheckAfterMutation();
   return report;
 }

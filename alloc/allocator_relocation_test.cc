@@ -68,6 +68,7 @@ TEST_F(AllocatorRelocationTest, FillsPagesToTheEnd) {
   for (const auto& [address, pattern] : live_) {
     contents[address] = BytesAt(address);
   }
+  const uint64_t mapped = Statistics().mapped_bytes;
   auto pass = Begin();
   ASSERT_TRUE(pass.ok()) << pass.status();
   ASSERT_FALSE(pass->moves().empty());
@@ -79,6 +80,8 @@ TEST_F(AllocatorRelocationTest, FillsPagesToTheEnd) {
   EXPECT_EQ(report.moves, moves.size());
   EXPECT_EQ(report.bytes_moved, Bytes(moves.size() * kSlot));
   EXPECT_GT(report.pages_freed, PageCount(0));
+  EXPECT_EQ(report.pages_freed.value() * kPageBytes,
+            mapped - Statistics().mapped_bytes);
   EXPECT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
   for (const RelocationMove& move : moves) {
     EXPECT_EQ(move.size, Bytes(kSlot));

@@ -236,8 +236,6 @@ OutOfMemoryVerdict DeviceAllocator::Impl::Diagnose(const Request& request,
     pinned = CheckedAdd(pinned, Bytes(heap->pinned_bytes()))
                  .value_or(Bytes(UINT64_MAX));
   }
-  verdict.held_as_slack =
-      CheckedAdd(verdict.held_as_slack, pinned).value_or(Bytes(UINT64_MAX));
   const Bytes missing =
       CheckedSubtract(request.size, verdict.free).value_or(Bytes(0));
   if (verdict.kind == ShortageKind::kCapacity && pinned >= missing &&

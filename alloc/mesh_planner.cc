@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -137,15 +138,22 @@ class Grouping {
   std::vector<Group> groups_;
 };
 
+// From slab `begin` to before `end`, those with the most live slots first.
+std::vector<uint32_t> FullestFirst(const std::vector<LiveMask>& masks,
+                                   size_t begin, size_t end) {
+  std::vector<uint32_t> order(end - begin);
+  std::iota(order.begin(), order.end(), static_cast<uint32_t>(begin));
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return Count(masks[a]) > Count(masks[b]);
+  });
+  return order;
+}
+
 }  // namespace
 
 std::vector<std::vector<uint32_t>> PlanMesh(const std::vector<LiveMask>& masks,
                                             uint64_t seed) {
-  std::vector<uint32_t> order(masks.size());
-  std::iota(order.begin(), order.end(), uint32_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return Count(masks[a]) > Count(masks[b]);
-  });
+  const std::vector<uint32_t> order = FullestFirst(masks, 0, masks.size());
   Grouping best(masks);
   best.Fill(order);
   best.Repair();
@@ -164,6 +172,19 @@ std::vector<std::vector<uint32_t>> PlanMesh(const std::vector<LiveMask>& masks,
     if (grouping.size() < best.size()) std::swap(grouping, best);
   }
   return best.Shared();
+}
+
+std::vector<std::vector<uint32_t>> PlanMeshQuickly(
+    const std::vector<LiveMask>& masks) {
+  std::vector<std::vector<uint32_t>> plan;
+  for (size_t begin = 0; begin < masks.size(); begin += kQuickMeshSlabs) {
+    const size_t end = std::min(masks.size(), begin + kQuickMeshSlabs);
+    Grouping grouping(masks);
+    grouping.Fill(FullestFirst(masks, begin, end));
+    std::vector<std::vector<uint32_t>> shared = grouping.Shared();
+    std::move(shared.begin(), shared.end(), std::back_inserter(plan));
+  }
+  return plan;
 }
 
 }  // namespace quire

@@ -8,10 +8,14 @@
 // result is taken.
 //
 // O(slabs * groups * words) for each order.
+//
+// Where the answer is not carried out but only told, one order without repairs
+// will do, over some of the slabs at a time: O(slabs * words).
 
 #ifndef QUIRE_ALLOC_MESH_PLANNER_H_
 #define QUIRE_ALLOC_MESH_PLANNER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -25,6 +29,15 @@ using LiveMask = std::vector<uint64_t>;
 // length.
 std::vector<std::vector<uint32_t>> PlanMesh(const std::vector<LiveMask>& masks,
                                             uint64_t seed);
+
+// How many slabs PlanMeshQuickly looks at together.
+inline constexpr size_t kQuickMeshSlabs = 256;
+// Groups as above: fewer than there could be, in time that grows with the
+// number of slabs alone. No more slabs share pages than in what PlanMesh finds,
+// as long as there are at most kQuickMeshSlabs; beyond, whole pages that could
+// be shared by slabs far apart in `masks` are not.
+std::vector<std::vector<uint32_t>> PlanMeshQuickly(
+    const std::vector<LiveMask>& masks);
 
 }  // namespace quire
 

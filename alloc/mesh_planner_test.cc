@@ -136,6 +136,43 @@ TEST(MeshPlannerTest, IsNoWorseThanFirstFitDecreasing) {
   EXPECT_LT(ours, first_fit);
 }
 
+// What is told is to be had: the thorough plan starts with the quick one and
+// only mends it.
+TEST(MeshPlannerTest, TheQuickPlanPromisesNoMoreThanThereIs) {
+  size_t quick_saves = 0;
+  size_t saves = 0;
+  for (const uint32_t slots : {2u, 8u, 16u, 32u, 64u, 200u}) {
+    for (const double live : {0.05, 0.1, 0.3}) {
+      for (uint64_t seed = 1; seed <= 5; ++seed) {
+        const auto masks = RandomMasks(48, slots, live, seed);
+        const auto quick = PlanMeshQuickly(masks);
+        ExpectSound(masks, quick);
+        const size_t pages = PagesOf(masks.size(), PlanMesh(masks, seed));
+        EXPECT_GE(PagesOf(masks.size(), quick), pages);
+        quick_saves += masks.size() - PagesOf(masks.size(), quick);
+        saves += masks.size() - pages;
+      }
+    }
+  }
+  EXPECT_GE(static_cast<double>(quick_saves), 0.9 * static_cast<double>(saves));
+}
+
+// So many slabs at a time, whatever their number.
+TEST(MeshPlannerTest, TheQuickPlanTakesTimeForEachSlabAlone) {
+  const size_t slabs = 5 * kQuickMeshSlabs / 2;
+  const auto masks = RandomMasks(slabs, 64, 0.05, 3);
+  const auto plan = PlanMeshQuickly(masks);
+  ExpectSound(masks, plan);
+  std::set<size_t> parts;
+  for (const auto& group : plan) {
+    for (const uint32_t slab : group) {
+      EXPECT_EQ(slab / kQuickMeshSlabs, group.front() / kQuickMeshSlabs);
+      parts.insert(slab / kQuickMeshSlabs);
+    }
+  }
+  EXPECT_EQ(parts.size(), 3u);
+}
+
 TEST(MeshPlannerTest, IsAFunctionOfItsArguments) {
   const auto masks = RandomMasks(64, 32, 0.1, 9);
   EXPECT_EQ(PlanMesh(masks, 4), PlanMesh(masks, 4));

@@ -36,6 +36,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/mesh_planner.h"
 #include "alloc/range_cache.h"
 #include "alloc/seam_packer.h"
 #include "alloc/size_classes.h"
@@ -210,6 +211,31 @@ class OwnerHeap {
       const RelocationLimits& limits,
       const std::function<bool(Block)>& is_movable);
 
+  // ---- owner_heap_estimate.cc ----
+  // A slab as a mesh would leave it.
+  struct MeshedSlab {
+    uint64_t held = 0;
+    uint64_t slots = 0;
+    uint64_t pages = 0;
+    bool movable = false;
+  };
+  struct MeshEstimate {
+    uint64_t pages = 0;  // at least so many (PlanMeshQuickly)
+    // By size class; no slabs that are empty, or that compaction leaves alone.
+    std::vector<std::vector<MeshedSlab>> left;
+  };
+  // Nothing is changed, and the driver is not called. Asks of each live slot of
+  // slabs to mesh whether it is pinned, and of each slab's slots whether they
+  // are movable, up to the first that is not; O(spans + slots / 64) besides.
+  MeshEstimate EstimateMesh(Bytes smallest_slot,
+                            const std::function<bool(Block)>& is_pinned,
+                            const std::function<bool(Block)>& is_movable) const;
+  // What a pass without limits frees where there are `*prepared` pages for
+  // slabs of what is left, which those are taken from. O(slabs), and a copy of
+  // the seams.
+  uint64_t EstimateRelocation(const MeshEstimate& meshed,
+                              uint64_t* prepared) const;
+
   // ---- owner_heap_mesh.cc ----
   // Lays slabs of slots of at least `smallest_slot` bytes over each other, so
   // that fewer pages hold what is live. Copies on `stream`, and waits for it.
@@ -293,39 +319,48 @@ class OwnerHeap {
   // A piece of a span that goes.
   void EndPiece(const SeamPiece& piece, const Fence& fence);
 
-  // ---- owner_heap_relocate.cc ----
-  struct Occupant {
-    Span* slab;  // no guest
-    std::vector<Block> blocks;
-    bool movable = true;  // all of them
-  };
-  std::vector<Occupant> FindOccupants(
-      int size_class, const std::function<bool(Block)>& is_movable) const;
-  // Where the blocks of the others go; *occupants: those others, which can all
-  // be emptied.
-  std::vector<Span*> ChooseTargets(int size_class,
-                                   std::vector<Occupant>* occupants);
-  // A slab of just so many slots, in seam pages; null where it does not pay.
-  Span* AddRemainder(int size_class, uint64_t slots);
-
   // ---- owner_heap_mesh.cc ----
   // A slab, and what was laid over it before.
-  struct MeshMember {
+  struct HostSlab {
     Span* span;
     std::vector<Span*> guests;
   };
-  std::vector<MeshMember> FindMeshMembers(
-      int size_class, const std::function<bool(Block)>& is_pinned) const;
-  absl::Status MeshGroup(const std::vector<const MeshMember*>& group,
+  // What compaction may look at, by size class and address: slabs of whole
+  // pages of which something is held and nothing cools. What cools may still be
+  // written to by a stream that nobody declared, so its slab stays where it is.
+  // O(spans).
+  std::vector<std::vector<HostSlab>> FindSettledSlabs() const;
+  // Whether `wanted` holds for every slot that is live in the slab, guests
+  // included; *live: how many those are, where it does.
+  static bool AllLive(const HostSlab& slab,
+                      const std::function<bool(Block)>& wanted, uint64_t* live);
+  // Of the slabs, those of equal numbers of slots that are not full and have
+  // none that is pinned.
+  std::vector<const HostSlab*> FindMeshMembers(
+      int size_class, const std::vector<HostSlab>& slabs,
+      const std::function<bool(Block)>& is_pinned) const;
+  static std::vector<LiveMask> MasksOf(
+      const std::vector<const HostSlab*>& members);
+  absl::Status MeshGroup(const std::vector<const HostSlab*>& group,
                          StreamId stream, CompactionReport* report);
   absl::Status CopyLive(const Span& from, const Span& to, StreamId stream,
                         CompactionReport* report) const;
   // The addresses of the member lie over the pages of `to`, or none of them
   // does.
-  absl::Status RemapMember(const MeshMember& member, const Span& to);
+  absl::Status RemapMember(const HostSlab& member, const Span& to);
   // So does the slab's place in the accounts.
-  void BecomeGuest(const MeshMember& member, Span* host);
+  void BecomeGuest(const HostSlab& member, Span* host);
   absl::Status CheckGuest(const Span& span) const;
+
+  // ---- owner_heap_relocate.cc ----
+  // Whether all that is held of the slab may be moved: a slot that a thread has
+  // cached meanwhile is in nobody's list.
+  static bool IsMovable(const HostSlab& slab,
+                        const std::function<bool(Block)>& is_movable);
+  // Whether so many slots of a class are to get a slab of just their number.
+  bool RemainderPays(int size_class, uint64_t slots) const;
+  // That slab, in seam pages; null where it does not pay.
+  Span* AddRemainder(int size_class, uint64_t slots);
 
   // ---- owner_heap_checks.cc ----
   // What a walk over all spans adds up.

@@ -2,11 +2,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
 #include "alloc/mesh_planner.h"
 #include "alloc/owner_heap.h"
@@ -17,78 +16,104 @@ namespace quire {
 absl::Status OwnerHeap::Mesh(Bytes smallest_slot, StreamId stream,
                              const std::function<bool(Block)>& is_pinned,
                              CompactionReport* report) {
+  const std::vector<std::vector<HostSlab>> slabs = FindSettledSlabs();
   for (int i = 0; i < classes_.count(); ++i) {
     if (classes_.slot_size(i) < smallest_slot) continue;
-    std::vector<MeshMember> members = FindMeshMembers(i, is_pinned);
-    std::vector<LiveMask> masks;
-    for (const MeshMember& member : members) {
-      const SlotMap& free = member.span->free_slots;
-      LiveMask& mask = masks.emplace_back((free.size() + 63) / 64);
-      for (uint32_t slot = 0; slot < free.size(); ++slot) {
-        if (!free.IsFree(slot)) mask[slot / 64] |= uint64_t{1} << (slot % 64);
-      }
-    }
-    for (const std::vector<uint32_t>& plan : PlanMesh(masks, order_.Next())) {
-      std::vector<const MeshMember*> group;
-      for (const uint32_t index : plan) group.push_back(&members[index]);
+    const std::vector<const HostSlab*> members =
+        FindMeshMembers(i, slabs[i], is_pinned);
+    for (const std::vector<uint32_t>& plan :
+         PlanMesh(MasksOf(members), order_.Next())) {
+      std::vector<const HostSlab*> group;
+      for (const uint32_t index : plan) group.push_back(members[index]);
       QUIRE_RETURN_IF_ERROR(MeshGroup(group, stream, report));
     }
   }
   return absl::OkStatus();
 }
 
-// Slabs of whole pages, of equal numbers, that are neither full nor empty. What
-// cools may still be written to by a stream that nobody declared, so its slab
-// stays where it is.
-std::vector<OwnerHeap::MeshMember> OwnerHeap::FindMeshMembers(
-    int size_class, const std::function<bool(Block)>& is_pinned) const {
-  std::map<Span*, std::vector<Span*>> members;
-  std::set<Span*> pinned;
+std::vector<std::vector<OwnerHeap::HostSlab>> OwnerHeap::FindSettledSlabs()
+    const {
+  std::vector<std::vector<HostSlab>> slabs(states_.size());
+  absl::flat_hash_map<const Span*, std::vector<Span*>> guests;
   for (Span* const span : spans_->spans()) {
-    if (span == nullptr || span->heap != this || span->large() ||
-        span->size_class != size_class) {
-      continue;
+    if (span == nullptr || span->heap != this || span->large()) continue;
+    if (span->host != nullptr) {
+      guests[span->host].push_back(span);
+    } else if (!span->has_seams() && span->cooling == 0 && span->out() > 0) {
+      slabs[span->size_class].push_back({span, {}});
     }
-    Span* const host = HostOf(span);
-    if (host->has_seams() || host->cooling > 0 || host->out() == 0 ||
-        host->free_slots.free_count() == 0 ||
-        host->slot_count != classes_.slots_per_slab(size_class)) {
-      continue;
-    }
-    for (uint32_t i = 0; i < span->slot_count; ++i) {
-      if (!span->free_slots.IsFree(i) && is_pinned({span, i})) {
-        pinned.insert(host);
-      }
-    }
-    std::vector<Span*>& guests = members[host];
-    if (span != host) guests.push_back(span);
   }
-  std::vector<MeshMember> result;
-  for (auto& [span, guests] : members) {
-    if (!pinned.contains(span)) result.push_back({span, std::move(guests)});
+  for (std::vector<HostSlab>& of_class : slabs) {
+    for (HostSlab& slab : of_class) {
+      if (slab.span->guests > 0) slab.guests = std::move(guests[slab.span]);
+    }
+    // So that plans do not depend on where records lie.
+    std::sort(of_class.begin(), of_class.end(),
+              [](const HostSlab& a, const HostSlab& b) {
+                return a.span->base < b.span->base;
+              });
   }
-  // By address, so that the plan does not depend on where records lie.
-  std::sort(result.begin(), result.end(),
-            [](const MeshMember& a, const MeshMember& b) {
-              return a.span->base < b.span->base;
-            });
-  return result;
+  return slabs;
 }
 
-absl::Status OwnerHeap::MeshGroup(const std::vector<const MeshMember*>& group,
+bool OwnerHeap::AllLive(const HostSlab& slab,
+                        const std::function<bool(Block)>& wanted,
+                        uint64_t* live) {
+  *live = 0;
+  // A host's map has the slots of its guests as taken; their records are the
+  // guests'.
+  const auto holds_in = [&](Span* span) {
+    return span->free_slots.AllTaken([&](uint32_t slot) {
+      const Block block = {span, slot};
+      if (block.record().load().use() != SlotUse::kLive) return true;
+      ++*live;
+      return wanted(block);
+    });
+  };
+  return holds_in(slab.span) &&
+         std::all_of(slab.guests.begin(), slab.guests.end(), holds_in);
+}
+
+std::vector<const OwnerHeap::HostSlab*> OwnerHeap::FindMeshMembers(
+    int size_class, const std::vector<HostSlab>& slabs,
+    const std::function<bool(Block)>& is_pinned) const {
+  std::vector<const HostSlab*> members;
+  for (const HostSlab& slab : slabs) {
+    uint64_t live = 0;
+    if (slab.span->free_slots.free_count() > 0 &&
+        slab.span->slot_count == classes_.slots_per_slab(size_class) &&
+        AllLive(slab, std::not_fn(is_pinned), &live)) {
+      members.push_back(&slab);
+    }
+  }
+  return members;
+}
+
+std::vector<LiveMask> OwnerHeap::MasksOf(
+    const std::vector<const HostSlab*>& members) {
+  std::vector<LiveMask> masks;
+  for (const HostSlab* const member : members) {
+    const SlotMap& slots = member->span->free_slots;
+    LiveMask& mask = masks.emplace_back(slots.word_count());
+    for (size_t i = 0; i < mask.size(); ++i) mask[i] = slots.TakenOf(i);
+  }
+  return masks;
+}
+
+absl::Status OwnerHeap::MeshGroup(const std::vector<const HostSlab*>& group,
                                   StreamId stream, CompactionReport* report) {
   // The one with the most to copy stays where it is.
-  const MeshMember* const host = *std::max_element(
-      group.begin(), group.end(), [](const MeshMember* a, const MeshMember* b) {
+  const HostSlab* const host = *std::max_element(
+      group.begin(), group.end(), [](const HostSlab* a, const HostSlab* b) {
         return a->span->out() < b->span->out();
       });
   // Nothing is changed until everything has been copied.
-  for (const MeshMember* const member : group) {
+  for (const HostSlab* const member : group) {
     if (member == host) continue;
     QUIRE_RETURN_IF_ERROR(CopyLive(*member->span, *host->span, stream, report));
   }
   QUIRE_RETURN_IF_ERROR(memory_->driver()->SynchronizeStream(stream));
-  for (const MeshMember* const member : group) {
+  for (const HostSlab* const member : group) {
     if (member == host) continue;
     QUIRE_RETURN_IF_ERROR(RemapMember(*member, *host->span));
     report->pages_freed =
@@ -98,7 +123,7 @@ absl::Status OwnerHeap::MeshGroup(const std::vector<const MeshMember*>& group,
   return absl::OkStatus();
 }
 
-absl::Status OwnerHeap::RemapMember(const MeshMember& member, const Span& to) {
+absl::Status OwnerHeap::RemapMember(const HostSlab& member, const Span& to) {
   const auto pages_of = [this](const Span& span) {
     std::vector<PageHandle> pages;
     for (uint64_t i = 0; i < span.whole_pages; ++i) {
@@ -141,7 +166,7 @@ absl::Status OwnerHeap::CopyLive(const Span& from, const Span& to,
   return absl::OkStatus();
 }
 
-void OwnerHeap::BecomeGuest(const MeshMember& member, Span* host) {
+void OwnerHeap::BecomeGuest(const HostSlab& member, Span* host) {
   Span* const slab = member.span;
   ClassState& state = states_[slab->size_class];
   const uint64_t slot_size = slab->slot_size;

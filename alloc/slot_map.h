@@ -54,6 +54,27 @@ class SlotMap {
     return (words_[slot / 64] >> (slot % 64) & 1) != 0;
   }
 
+  // Calls `wanted` with each slot that is not free, in order, until it returns
+  // false. Returns whether it never did. O(slots / 64 + calls).
+  template <typename Wanted>
+  bool AllTaken(Wanted wanted) const {
+    for (size_t word = 0; word < words_.size(); ++word) {
+      uint64_t taken = TakenOf(word);
+      for (; taken != 0; taken &= taken - 1) {
+        const auto bit = static_cast<size_t>(std::countr_zero(taken));
+        if (!wanted(static_cast<uint32_t>(word * 64 + bit))) return false;
+      }
+    }
+    return true;
+  }
+  // Of slots 64 * word to 64 * word + 63, those that are not free: a bit each.
+  uint64_t TakenOf(size_t word) const {
+    const uint64_t slots = slots_ - word * 64;
+    const uint64_t all = slots < 64 ? (uint64_t{1} << slots) - 1 : ~uint64_t{0};
+    return ~words_[word] & all;
+  }
+  size_t word_count() const { return words_.size(); }
+
   // A random free slot is free no more. REQUIRES: free_count() > 0.
   uint32_t Take(SlotOrder* order) {
     const uint64_t random = order->Next();

@@ -92,7 +92,7 @@ typedef struct quire_shortage {
   uint64_t limit;
   uint64_t device_total;
   uint64_t cooling;
-  uint64_t held_as_slack;  // what caches and compaction could free
+  uint64_t held_as_slack;  // what caches could free
   // Kept free for other owners, which have less than their reserved minimum.
   uint64_t reserved_for_others;
   // Of QUIRE_SHORTAGE_LIMIT: whose limit it is and what they use; limit 0 where
