@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "alloc/allocator_impl.h"
@@ -44,6 +45,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
   }
   (void)driver->DestroyStream(stream);
   timer.Report(&report);
+  TraceCompaction(TraceAction::kMesh, options.owner, report);
   if (options_.listener != nullptr) {
     options_.listener->AfterCompaction(CompactionLevel::kMesh, report);
   }
@@ -53,6 +55,15 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
   }
   QUIRE_RETURN_IF_ERROR(status);
   return report;
+}
+
+void DeviceAllocator::Impl::TraceCompaction(
+    TraceAction action, std::optional<OwnerId> owner,
+    const CompactionReport& report) const {
+  Trace(
+      action, owner.value_or(kUnnamedOwner), memory_->first_address(),
+      CheckedBytes(report.pages_freed, memory_->page_size()).value_or(Bytes(0)),
+      StreamId());
 }
 
 absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Compact(

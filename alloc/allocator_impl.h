@@ -336,6 +336,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Records events for what was freed without one, as far as the driver does.
   void CloseBatches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A cooling block becomes free, that was freed on `stream`, or on several.
+  void FinishCooling(Block block, StreamId stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees what has cooled, without blocking.
   void Poll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // All that was freed, as far as it can be known without waiting; of what
@@ -410,6 +413,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status CheckAgainstLimit(const Request& request) const;
   void Trace(TraceAction action, OwnerId owner, DeviceAddress address,
              Bytes size, StreamId stream) const;
+  // No owner: of all.
+  void TraceCompaction(TraceAction action, std::optional<OwnerId> owner,
+                       const CompactionReport& report) const;
   // Counts what goes through a heap, not through a cache.
   void CountAllocation(OwnerHeap* heap, uint64_t allocated, uint64_t requested)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -101,10 +101,22 @@ void DeviceAllocator::Impl::CloseBatches() {
   }
 }
 
+void DeviceAllocator::Impl::FinishCooling(Block block, StreamId stream) {
+  if (options_.trace != nullptr) {
+    Trace(TraceAction::kFreeCompleted, block.span->heap->owner(),
+          block.address(), Bytes(RequestedOf(block)), stream);
+  }
+  block.span->heap->FinishCooling(block);
+}
+
 void DeviceAllocator::Impl::Poll() {
   std::vector<Block> freed;
   for (const auto& heap : heaps_) {
-    for (const auto& list : heap->free_lists()) list->Poll(&freed);
+    for (const auto& list : heap->free_lists()) {
+      freed.clear();
+      list->Poll(&freed);
+      for (const Block& block : freed) FinishCooling(block, list->stream());
+    }
     heap->PollEndings();
   }
   for (SharedCooling& cooling : shared_cooling_) {
@@ -114,14 +126,16 @@ void DeviceAllocator::Impl::Poll() {
       cooling.fence = *std::move(fence);
     }
   }
-  std::erase_if(shared_cooling_, [&freed](const SharedCooling& cooling) {
-    if (!cooling.fence || !cooling.fence->IsComplete().value_or(false)) {
-      return false;
-    }
-    freed.push_back(cooling.block);
-    return true;
-  });
-  for (const Block& block : freed) block.span->heap->FinishCooling(block);
+  std::erase_if(shared_cooling_,
+                [this](const SharedCooling& cooling)
+                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                      if (!cooling.fence ||
+                          !cooling.fence->IsComplete().value_or(false)) {
+                        return false;
+                      }
+                      FinishCooling(cooling.block, StreamId());
+                      return true;
+                    });
   // Programs come and go with their streams.
   for (const auto& heap : heaps_) heap->DropEmptyFreeLists();
   DropReleasedPools();

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -101,7 +102,8 @@ class RelocationPass::Impl {
 
   std::vector<RelocationMove> moves;
   std::vector<MoveAction> actions;
-  uint64_t bytes_taken = 0;  // by pages that were mapped for what moves
+  std::optional<OwnerId> owner;  // whose moves they are; none: of all
+  uint64_t bytes_taken = 0;      // by pages that were mapped for what moves
 
  private:
   DeviceAllocator::Impl* allocator_;  // null once it has ended
@@ -139,6 +141,7 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
     options_.listener->BeforeCompaction(CompactionLevel::kRelocation);
   }
   auto pass = std::make_unique<RelocationPass::Impl>(this);
+  pass->owner = limits.owner;
   // What is left of several classes may need a page to meet on. Without it the
   // pass does less.
   (void)memory_->Prepare(PageCount(1));
@@ -187,6 +190,7 @@ CompactionReport DeviceAllocator::Impl::FinishMoves(
   report.pages_freed =
       PageCount(SaturatingSubtract(before, mapped_.bytes + pass.bytes_taken) /
                 memory_->page_size().value());
+  TraceCompaction(TraceAction::kRelocate, pass.owner, report);
   CheckAfterMutation();
   return report;
 }
@@ -208,6 +212,10 @@ void DeviceAllocator::Impl::FinishMove(const RelocationMove& move,
     return;
   }
   const SlotRecord was = from.record().load();
+  // To a trace, what moves is freed, and allocated elsewhere.
+  const AllocationInfo info = InfoOf(from);
+  Trace(TraceAction::kFree, info.owner, info.address, info.requested,
+        StreamId());
   if (action == MoveAction::kCopy) {
     to.record().store(SlotRecord::Live(was.waste(), was.stream(),
                                        /*inherits=*/false)
@@ -215,6 +223,8 @@ void DeviceAllocator::Impl::FinishMove(const RelocationMove& move,
     SpecialBlock moved = std::move(special->second);
     special_.erase(special);
     special_[move.to.value()] = std::move(moved);
+    Trace(TraceAction::kAllocate, info.owner, move.to, info.requested,
+          info.stream);
   } else {
     special_.erase(special);
     CountFree(heap, from.size(), RequestedOf(from));

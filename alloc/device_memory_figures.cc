@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -91,6 +92,7 @@ absl::Status DeviceMemory::Impl::CheckInvariants() const {
 
 void DeviceMemory::Impl::AfterMutation() {
   live_pages_.store(backing_.accounts().live(), std::memory_order_relaxed);
+  RecordPhysicalMemory();
   UpdatePressure();
   FillUpAfterCommit();
   if constexpr (kInternalChecks) {
@@ -102,6 +104,23 @@ void DeviceMemory::Impl::AfterMutation() {
     }
     RequireInvariant(CheckInvariantsLocked());
   }
+}
+
+void DeviceMemory::Impl::RecordPhysicalMemory() {
+  const uint64_t now = backing_.pool().in_use();
+  const uint64_t before = std::exchange(traced_pages_, now);
+  if (now > before) {
+    RecordOfDevice(TraceAction::kReserve, now - before);
+  } else if (now < before) {
+    RecordOfDevice(TraceAction::kRelease, before - now);
+  }
+}
+
+void DeviceMemory::Impl::RecordOfDevice(TraceAction action, uint64_t pages,
+                                        OwnerId owner) const {
+  if (trace_ == nullptr) return;
+  trace_->Record(action, owner, first_address(), PageBytes(pages),
+                 PageBytes(backing_.pool().in_use()));
 }
 
 absl::Status DeviceMemory::Impl::CheckInvariantsLocked() const {

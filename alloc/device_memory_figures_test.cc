@@ -4,14 +4,26 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "alloc/testing/device_memory_fixture.h"
+#include "quire/alloc/quiescent.h"
+#include "quire/alloc/sleep.h"
 
 namespace quire {
 namespace {
 
 using DeviceMemoryFiguresTest = DeviceMemoryFixture;
+
+std::vector<TraceEvent> EventsOf(const EventTrace& trace,
+                                 const std::set<TraceAction>& actions) {
+  std::vector<TraceEvent> events = trace.Events();
+  std::erase_if(events, [&](const TraceEvent& event) {
+    return !actions.contains(event.action);
+  });
+  return events;
+}
 
 TEST_F(DeviceMemoryFiguresTest, PeaksAndOwnersAreCounted) {
   const OwnerId kv = owners_.Register("kv");
@@ -50,7 +62,9 @@ TEST_F(DeviceMemoryFiguresTest, TellsTheTraceWhatBecameLiveAndWhatDidNot) {
   ASSERT_TRUE(Commit(range, 0, 4).ok());
   ASSERT_TRUE(Decommit(range, 0, 1).ok());
   EXPECT_FALSE(Commit(range, 0, kLimitPages + 1).ok());
-  const std::vector<TraceEvent> events = trace.Events();
+  const std::vector<TraceEvent> events =
+      EventsOf(trace, {TraceAction::kCommit, TraceAction::kDecommit,
+                       TraceAction::kOutOfMemory});
   ASSERT_EQ(events.size(), 4u);
   const auto expect = [&](size_t i, TraceAction action, uint64_t pages,
                           uint64_t live) {
@@ -63,6 +77,68 @@ TEST_F(DeviceMemoryFiguresTest, TellsTheTraceWhatBecameLiveAndWhatDidNot) {
   expect(1, TraceAction::kCommit, 2, 4);
   expect(2, TraceAction::kDecommit, 1, 3);
   expect(3, TraceAction::kOutOfMemory, kLimitPages + 1 - 3, 3);
+  memory_->ReleaseRange(range, Fence());
+  memory_.reset();
+}
+
+// What was reserved and not released is what is in use, at every moment.
+TEST_F(DeviceMemoryFiguresTest, TellsTheTraceOfPhysicalMemoryAndItsLimit) {
+  EventTrace trace(64);
+  DeviceMemoryOptions options = Options();
+  options.trace = &trace;
+  MakeMemory(options);
+  AddressRange* const range = Reserve(10);
+  ASSERT_EQ(Commit(range, 0, 6), absl::OkStatus());
+  ASSERT_EQ(Decommit(range, 0, 4), absl::OkStatus());
+  ASSERT_EQ(Commit(range, 6, 3), absl::OkStatus());
+  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(1));
+  ASSERT_EQ(memory_->SetLimit(Bytes(8 * kPageBytes)), absl::OkStatus());
+  const std::vector<TraceEvent> events =
+      EventsOf(trace, {TraceAction::kReserve, TraceAction::kRelease,
+                       TraceAction::kTrim, TraceAction::kLimit});
+  uint64_t in_use = 0;
+  for (const TraceEvent& event : events) {
+    EXPECT_TRUE(memory_->Contains(event.address));
+    if (event.action == TraceAction::kReserve) in_use += event.size.value();
+    if (event.action == TraceAction::kRelease) in_use -= event.size.value();
+    if (event.action == TraceAction::kTrim) {
+      EXPECT_EQ(event.size, kPage);
+    } else if (event.action == TraceAction::kLimit) {
+      EXPECT_EQ(event.size.value(), 8 * kPageBytes);
+    } else {
+      EXPECT_EQ(event.in_use.value(), in_use);
+    }
+  }
+  EXPECT_EQ(events.size(), 4u);
+  EXPECT_EQ(in_use, 5 * kPageBytes);
+  EXPECT_EQ(memory_->GetStatistics().in_use.value(), in_use);
+  memory_->ReleaseRange(range, Fence());
+  memory_.reset();
+}
+
+TEST_F(DeviceMemoryFiguresTest, TellsTheTraceOfSleep) {
+  EventTrace trace(64);
+  DeviceMemoryOptions options = Options();
+  options.trace = &trace;
+  MakeMemory(options);
+  AddressRange* const range = Reserve(4);
+  ASSERT_EQ(Commit(range, 0, 3), absl::OkStatus());
+  {
+    auto section = QuiescentSection::Begin(memory_.get(), {});
+    ASSERT_TRUE(section.ok()) << section.status();
+    SleepOptions sleep;
+    sleep.target = SleepTarget::kDrop;
+    ASSERT_TRUE(memory_->Sleep(*section, kOwner, sleep).ok());
+  }
+  ASSERT_TRUE(memory_->Wake(kOwner).ok());
+  const std::vector<TraceEvent> events =
+      EventsOf(trace, {TraceAction::kSleep, TraceAction::kWake});
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0].action, TraceAction::kSleep);
+  for (const TraceEvent& event : events) {
+    EXPECT_EQ(event.owner, kOwner);
+    EXPECT_EQ(event.size.value(), 3 * kPageBytes);
+  }
   memory_->ReleaseRange(range, Fence());
   memory_.reset();
 }
@@ -83,7 +159,8 @@ TEST_F(DeviceMemoryFiguresTest, SetOwnerMovesTheAccountOfLivePages) {
   EXPECT_EQ(memory_->GetLiveByOwner()[kOwner.value()], Bytes(3 * kPageBytes));
   EXPECT_EQ(memory_->GetStatistics().peak_live, Bytes(3 * kPageBytes));
   // The trace follows: one commit, then the pages change hands.
-  const std::vector<TraceEvent> events = trace.Events();
+  const std::vector<TraceEvent> events =
+      EventsOf(trace, {TraceAction::kCommit, TraceAction::kDecommit});
   ASSERT_EQ(events.size(), 3u);
   EXPECT_EQ(events[1].action, TraceAction::kDecommit);
   EXPECT_EQ(events[1].owner, kv);

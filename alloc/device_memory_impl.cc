@@ -319,6 +319,7 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
   // What is not wanted now is not made again before the next commit.
   fills_up_ = false;
   const uint64_t given_back = backing_.pool().Trim(keep.value());
+  RecordOfDevice(TraceAction::kTrim, given_back);
   AfterMutation();
   freed_.NotifyAll();
   return PageCount(given_back);

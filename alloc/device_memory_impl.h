@@ -333,6 +333,12 @@ class DeviceMemory::Impl {
   // After every mutation: publishes live_pages_, reads the gauges, and checks
   // everything in checking builds.
   void AfterMutation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells the trace of physical memory that came or went since the last time.
+  void RecordPhysicalMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of the device, or all that an owner has on it.
+  void RecordOfDevice(TraceAction action, uint64_t pages,
+                      OwnerId owner = kUnnamedOwner) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdatePressure() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckInvariantsLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -376,6 +382,7 @@ class DeviceMemory::Impl {
   uint64_t prepared_ahead_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t commits_filled_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t mutations_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t traced_pages_ ABSL_GUARDED_BY(mutex_) = 0;  // in use, last told
   // Null where none was asked for. Ends before all else does.
   std::unique_ptr<PrepareThread> preparer_;
 };

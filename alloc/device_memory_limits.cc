@@ -35,6 +35,7 @@ absl::Status DeviceMemory::Impl::SetLimit(Bytes limit) {
   backing_.pool().SetLimit(pages);
   gauge_.SetLimits(UINT64_MAX, pages, thresholds_);
   ++limits_set_;
+  RecordOfDevice(TraceAction::kLimit, pages);
   FillUp();
   AfterMutation();
   freed_.NotifyAll();

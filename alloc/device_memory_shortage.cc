@@ -227,7 +227,13 @@ void DeviceMemory::Impl::DescribeCompaction(ShortageFacts* facts) {
 
 void DeviceMemory::Impl::DescribeRecentEvents(ShortageFacts* facts) const {
   if (trace_ == nullptr) return;
-  const std::vector<TraceEvent> events = trace_->Events();
+  std::vector<TraceEvent> events = trace_->Events();
+  // What follows from what the program did says no more about it.
+  std::erase_if(events, [](const TraceEvent& event) {
+    return event.action == TraceAction::kReserve ||
+           event.action == TraceAction::kRelease ||
+           event.action == TraceAction::kFreeCompleted;
+  });
   const size_t count = std::min(events.size(), kRecentEvents);
   for (size_t i = events.size() - count; i < events.size(); ++i) {
     const TraceEvent& event = events[i];

@@ -108,7 +108,10 @@ absl::StatusOr<SleepReport> DeviceMemory::Impl::PutToSleep(
     } else {
       backing_.AbandonSleep(transition);
     }
-    if (status.ok()) RecordRuns(TraceAction::kDecommit, transition);
+    if (status.ok()) {
+      RecordRuns(TraceAction::kDecommit, transition);
+      RecordOfDevice(TraceAction::kSleep, transition.freed, owner);
+    }
     EndTransition();
   }
   QUIRE_RETURN_IF_ERROR(status);
@@ -182,6 +185,7 @@ absl::StatusOr<SleepReport> DeviceMemory::Impl::WakeOrExplain(
     if (copied.ok()) {
       backing_.FinishWake(transition, &restored);
       RecordRuns(TraceAction::kCommit, transition);
+      RecordOfDevice(TraceAction::kWake, transition.pages.size(), owner);
     } else {
       undone = backing_.AbandonWake(&transition);
       backing_.AbandonCommit(attempt);

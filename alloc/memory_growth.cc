@@ -52,13 +52,15 @@ const char* GrowthKindName(GrowthKind kind) {
       return "leak";
     case GrowthKind::kFragmentation:
       return "fragmentation";
+    case GrowthKind::kCooling:
+      return "cooling";
   }
   return "unknown";
 }
 
 std::optional<GrowthKind> GrowthKindFromName(const std::string& name) {
   for (const GrowthKind kind :
-       {GrowthKind::kLeak, GrowthKind::kFragmentation}) {
+       {GrowthKind::kLeak, GrowthKind::kFragmentation, GrowthKind::kCooling}) {
     if (name == GrowthKindName(kind)) return kind;
   }
   return std::nullopt;
@@ -66,7 +68,8 @@ std::optional<GrowthKind> GrowthKindFromName(const std::string& name) {
 
 std::optional<MemoryGrowth> FindMemoryGrowth(
     std::span<const uint64_t> nanoseconds, std::span<const uint64_t> held,
-    std::span<const uint64_t> used, const MemoryGrowthOptions& options) {
+    std::span<const uint64_t> used, std::span<const uint64_t> cooling,
+    const MemoryGrowthOptions& options) {
   if (nanoseconds.size() < options.windows ||
       nanoseconds.front() == nanoseconds.back()) {
     return std::nullopt;
@@ -76,8 +79,12 @@ std::optional<MemoryGrowth> FindMemoryGrowth(
       Floors(nanoseconds, held, options.windows);
   const std::vector<uint64_t> all_used =
       Floors(nanoseconds, used, options.windows);
+  const std::vector<uint64_t> all_cooling =
+      cooling.empty() ? std::vector<uint64_t>(options.windows)
+                      : Floors(nanoseconds, cooling, options.windows);
   const std::span held_floors = std::span(all_held).subspan(warm);
   const std::span used_floors = std::span(all_used).subspan(warm);
+  const std::span cooling_floors = std::span(all_cooling).subspan(warm);
   if (!Grows(held_floors, options)) return std::nullopt;
 
   MemoryGrowth growth;
@@ -88,13 +95,22 @@ std::optional<MemoryGrowth> FindMemoryGrowth(
   growth.held_to = Bytes(held_floors.back());
   growth.used_from = Bytes(used_floors.front());
   growth.used_to = Bytes(used_floors.back());
+  growth.cooling_from = Bytes(cooling_floors.front());
+  growth.cooling_to = Bytes(cooling_floors.back());
   // Use that explains most of the growth is a leak, whether or not its own
   // floors rise at each step.
   const uint64_t held_more = held_floors.back() - held_floors.front();
   const uint64_t used_more =
-      CheckedSubtract(used_floors.back(), used_floors.front()).value_or(0);
-  growth.kind = used_more >= held_more / 2 ? GrowthKind::kLeak
-                                           : GrowthKind::kFragmentation;
+      SaturatingSubtract(used_floors.back(), used_floors.front());
+  const uint64_t cooling_more =
+      SaturatingSubtract(cooling_floors.back(), cooling_floors.front());
+  if (used_more >= held_more / 2) {
+    growth.kind = GrowthKind::kLeak;
+  } else if (cooling_more >= (held_more - used_more) / 2) {
+    growth.kind = GrowthKind::kCooling;
+  } else {
+    growth.kind = GrowthKind::kFragmentation;
+  }
   return growth;
 }
 

@@ -13,16 +13,20 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kSamples = 400;
 
 // Samples of two functions of time, a second apart.
-std::optional<MemoryGrowth> Find(const std::function<uint64_t(uint64_t)>& held,
-                                 const std::function<uint64_t(uint64_t)>& used,
-                                 const MemoryGrowthOptions& options = {}) {
-  std::vector<uint64_t> times, held_column, used_column;
+std::optional<MemoryGrowth> Find(
+    const std::function<uint64_t(uint64_t)>& held,
+    const std::function<uint64_t(uint64_t)>& used,
+    const MemoryGrowthOptions& options = {},
+    const std::function<uint64_t(uint64_t)>& cooling = nullptr) {
+  std::vector<uint64_t> times, held_column, used_column, cooling_column;
   for (uint64_t t = 0; t < kSamples; ++t) {
     times.push_back(t * 1'000'000'000);
     held_column.push_back(held(t));
     used_column.push_back(used(t));
+    if (cooling) cooling_column.push_back(cooling(t));
   }
-  return FindMemoryGrowth(times, held_column, used_column, options);
+  return FindMemoryGrowth(times, held_column, used_column, cooling_column,
+                          options);
 }
 
 uint64_t Steady(uint64_t) { return 500 * kMiB; }
@@ -49,6 +53,30 @@ TEST(MemoryGrowthTest, HoldingThatRisesAloneIsFragmentation) {
   ASSERT_TRUE(growth.has_value());
   EXPECT_EQ(growth->kind, GrowthKind::kFragmentation);
   EXPECT_EQ(growth->used_from, growth->used_to);
+}
+
+// What is held for the same use grows, and yet the allocator is not to blame.
+TEST(MemoryGrowthTest, WhatOnlyCoolsIsNoFragmentation) {
+  const auto held = [](uint64_t t) { return 100 * kMiB + t * kMiB; };
+  const auto growth = Find(
+      held, [](uint64_t) { return 90 * kMiB; }, {},
+      [](uint64_t t) { return t * kMiB; });
+  ASSERT_TRUE(growth.has_value());
+  EXPECT_EQ(growth->kind, GrowthKind::kCooling);
+  EXPECT_GE(growth->cooling_from, MiB(98));
+  EXPECT_GE(growth->cooling_to, MiB(348));
+  // A part that cools and does not grow explains nothing.
+  const auto steady = Find(
+      held, [](uint64_t) { return 50 * kMiB; }, {},
+      [](uint64_t) { return 40 * kMiB; });
+  ASSERT_TRUE(steady.has_value());
+  EXPECT_EQ(steady->kind, GrowthKind::kFragmentation);
+  // A leak is one, whatever cools besides.
+  const auto leak = Find(
+      held, [](uint64_t t) { return 40 * kMiB + t * kMiB * 2 / 3; }, {},
+      [](uint64_t t) { return t * kMiB / 3; });
+  ASSERT_TRUE(leak.has_value());
+  EXPECT_EQ(leak->kind, GrowthKind::kLeak);
 }
 
 TEST(MemoryGrowthTest, ALeakShowsUnderCycles) {
@@ -102,13 +130,13 @@ TEST(MemoryGrowthTest, NoiseIsNotGrowth) {
 }
 
 TEST(MemoryGrowthTest, TooFewSamplesTellNothing) {
-  EXPECT_EQ(FindMemoryGrowth({}, {}, {}), std::nullopt);
+  EXPECT_EQ(FindMemoryGrowth({}, {}, {}, {}), std::nullopt);
   const std::vector<uint64_t> times(20, 5);  // all at one time
   std::vector<uint64_t> rising;
   for (uint64_t i = 0; i < 20; ++i) rising.push_back(i << 30);
-  EXPECT_EQ(FindMemoryGrowth(times, rising, rising), std::nullopt);
+  EXPECT_EQ(FindMemoryGrowth(times, rising, rising, {}), std::nullopt);
   const std::vector<uint64_t> few = {1, GiB(1).value(), GiB(2).value()};
-  EXPECT_EQ(FindMemoryGrowth(few, few, few), std::nullopt);
+  EXPECT_EQ(FindMemoryGrowth(few, few, few, {}), std::nullopt);
 }
 
 // Times need not be evenly spaced: what holds for long counts by its time.
@@ -121,7 +149,7 @@ TEST(MemoryGrowthTest, WindowsAreOfTimeAndNotOfSamples) {
   }
   times.push_back(100'000'000'000);
   rising.push_back(rising.back());
-  EXPECT_EQ(FindMemoryGrowth(times, rising, rising), std::nullopt);
+  EXPECT_EQ(FindMemoryGrowth(times, rising, rising, {}), std::nullopt);
 }
 
 TEST(MemoryGrowthTest, NumbersAtTheEdgeOfTheirTypeAreNoTrouble) {
@@ -131,14 +159,14 @@ TEST(MemoryGrowthTest, NumbersAtTheEdgeOfTheirTypeAreNoTrouble) {
     held.push_back(i * (UINT64_MAX / 64));
     used.push_back(UINT64_MAX - held.back());
   }
-  const auto growth = FindMemoryGrowth(times, held, used);
+  const auto growth = FindMemoryGrowth(times, held, used, {});
   ASSERT_TRUE(growth.has_value());
   EXPECT_EQ(growth->kind, GrowthKind::kFragmentation);
 }
 
 TEST(MemoryGrowthTest, KindsHaveNames) {
   for (const GrowthKind kind :
-       {GrowthKind::kLeak, GrowthKind::kFragmentation}) {
+       {GrowthKind::kLeak, GrowthKind::kFragmentation, GrowthKind::kCooling}) {
     EXPECT_EQ(GrowthKindFromName(GrowthKindName(kind)), kind);
   }
   EXPECT_EQ(GrowthKindFromName("unknown"), std::nullopt);

@@ -344,7 +344,7 @@ function drawTimeline() {
     }));
     chart.append(svg("text", {
       x: x(from) + 6, y: y(growth.held_from) - 6,
-    }, growth.kind === "leak" ? "grows: a leak?" : "grows: fragmentation"));
+    }, growth.kind === "leak" ? "grows: a leak?" : `grows: ${growth.kind}`));
   }
   if (showLimit) {
     chart.append(svg("line", {

@@ -143,6 +143,11 @@ std::string DescribeGrowth(const MemorySnapshot& snapshot,
       return text + ": a leak, unless the program is still loading";
     case GrowthKind::kFragmentation:
       return text + ": fragmentation, more is held for the same use";
+    case GrowthKind::kCooling:
+      return absl::StrCat(
+          text, ", freed and cooling ", FormatBytes(found.cooling_from), " -> ",
+          FormatBytes(found.cooling_to),
+          ": streams do not get done with what was freed on them");
   }
   return text;
 }

@@ -89,13 +89,14 @@ std::vector<MemorySnapshot::Owner> CollectOwners(
 // Of the device and of each owner by itself.
 std::vector<MemorySnapshot::Growth> CollectGrowth(const Timeline& timeline) {
   std::vector<MemorySnapshot::Growth> growth;
-  if (const auto found = FindMemoryGrowth(timeline.nanoseconds, timeline.live,
-                                          timeline.requested)) {
+  if (const auto found =
+          FindMemoryGrowth(timeline.nanoseconds, timeline.live,
+                           timeline.requested, timeline.cooling)) {
     growth.push_back({std::nullopt, *found});
   }
   for (const auto& [id, owner] : timeline.owners) {
     if (const auto found = FindMemoryGrowth(timeline.nanoseconds, owner.live,
-                                            owner.requested)) {
+                                            owner.requested, owner.cooling)) {
       growth.push_back({id, *found});
     }
   }

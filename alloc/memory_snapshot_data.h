@@ -23,7 +23,7 @@
 namespace quire {
 
 // Of the JSON layout. A reader refuses every other.
-inline constexpr uint64_t kMemorySnapshotVersion = 2;
+inline constexpr uint64_t kMemorySnapshotVersion = 3;
 
 struct MemorySnapshot {
   struct Device {

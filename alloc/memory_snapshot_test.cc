@@ -59,7 +59,7 @@ class MemorySnapshotTest : public RuntimeFixture {
 TEST_F(MemorySnapshotTest, SaysWhatTheRuntimeHolds) {
   Work();
   const Json json = Build();
-  EXPECT_EQ(json["version"], 2);
+  EXPECT_EQ(json["version"], 3);
   EXPECT_EQ(json["device"]["driver"], runtime_->driver()->name());
   EXPECT_EQ(json["device"]["total"], MiB(8).value());
   EXPECT_EQ(json["page_size"], kPageBytes);
@@ -165,10 +165,14 @@ TEST_F(MemorySnapshotTest, GrowthIsSaidInWords) {
                             {"held_from", GiB(1).value()},
                             {"held_to", GiB(3).value()},
                             {"used_from", MiB(900).value()},
-                            {"used_to", MiB(2900).value()}});
+                            {"used_to", MiB(2900).value()},
+                            {"cooling_from", uint64_t{0}},
+                            {"cooling_to", MiB(50).value()}});
   json["growth"].push_back(json["growth"][0]);
   json["growth"][1]["owner"] = kv_.value();
   json["growth"][1]["kind"] = "fragmentation";
+  json["growth"].push_back(json["growth"][1]);
+  json["growth"][2]["kind"] = "cooling";
   ASSERT_EQ(CheckMemorySnapshot(json), absl::OkStatus());
   const std::string report = FormatMemoryReport(json);
   EXPECT_THAT(report, HasSubstr("growth of the device from 900.000 s to "
@@ -176,6 +180,7 @@ TEST_F(MemorySnapshotTest, GrowthIsSaidInWords) {
   EXPECT_THAT(report, HasSubstr("a leak"));
   EXPECT_THAT(report, HasSubstr("growth of \"kv\""));
   EXPECT_THAT(report, HasSubstr("fragmentation, more is held"));
+  EXPECT_THAT(report, HasSubstr("freed and cooling 0 B -> 50.00 MiB: streams"));
   const auto html = RenderMemoryHtml(json);
   ASSERT_TRUE(html.ok());
   EXPECT_THAT(*html, HasSubstr("growth of the device"));
@@ -196,6 +201,9 @@ TEST_F(MemorySnapshotTest, ItsAllocationsAreATrace) {
   EXPECT_EQ(summary.frees, 1u);
   EXPECT_EQ(summary.failures, 1u);
   EXPECT_EQ(summary.peak_requested, Bytes(1000 + 2 * kPageBytes));
+  // What was taken from the driver: as much as the memory says.
+  EXPECT_EQ(summary.peak_reserved,
+            runtime_->memory()->GetStatistics().peak_in_use);
   EXPECT_EQ(trace->labels[1], "load");
   EXPECT_EQ(trace->labels[2], "weights");
   // Without its events, what is live is older than the recording.
@@ -219,6 +227,24 @@ TEST_F(MemorySnapshotTest, ItsAllocationsAreATrace) {
   EXPECT_EQ(
       summary.live_at_end.value(),
       SummarizeAllocationTrace(*trace).live_at_end.value() + 3 * kPageBytes);
+}
+
+// Also where the recording begins when much is in use, and where nothing was
+// taken from the driver since.
+TEST_F(MemorySnapshotTest, WhatWasTakenBeforeTheRecordingCounts) {
+  const auto peak_pages = [&] {
+    const auto trace = ReadAllocationTrace(Build().dump());
+    EXPECT_TRUE(trace.ok()) << trace.status();
+    EXPECT_EQ(CheckAllocationTrace(*trace), absl::OkStatus());
+    return SummarizeAllocationTrace(*trace).peak_reserved.value() / kPageBytes;
+  };
+  // Pages are reserved, committed and allocated: an event each.
+  ASSERT_TRUE(runtime_->allocator()->Allocate(Bytes(2 * kPageBytes)).ok());
+  options_.events = 1;
+  EXPECT_EQ(peak_pages(), 2u);
+  ASSERT_TRUE(runtime_->allocator()->Allocate(Bytes(4 * kPageBytes)).ok());
+  options_.events = 3;
+  EXPECT_EQ(peak_pages(), 6u);
 }
 
 TEST_F(MemorySnapshotTest, ListsEachFailureOnce) {
@@ -312,7 +338,7 @@ TEST_F(MemorySnapshotTest, EveryFieldThatIsWrongIsNamed) {
     EXPECT_FALSE(CheckMemorySnapshot(bad).ok());
   }
   Json later = good;
-  later["version"] = 3;
+  later["version"] = 4;
   EXPECT_THAT(std::string(CheckMemorySnapshot(later).message()),
               HasSubstr("version"));
   Json newer_field = good;

@@ -51,6 +51,8 @@ class Moment {
         return UndoAllocate(event, events);
       case TraceAction::kFree:
         return UndoFree(event, events);
+      case TraceAction::kFreeCompleted:
+        return UndoFreeCompleted(event, events);
       case TraceAction::kCommit:
       case TraceAction::kDecommit:
         return UndoPages(event, events);
@@ -143,6 +145,7 @@ class Moment {
     if (block == blocks_.end()) return;
     const auto page = pages_.find(block->first - block->first % page_size_);
     if (page == pages_.end() || !page->second.managed) return;
+    pending_.erase(block->first);
     blocks_.erase(block);
     events->push_back(
         Base("alloc", event, event.address.value(), event.size.value()));
@@ -151,18 +154,37 @@ class Moment {
   // What rounding added to it is not known any more. Where pages are shared,
   // events do not say exactly which addresses came and went: what a block needs
   // was there.
-  void UndoFree(const TraceEvent& event, std::vector<PyTorchEvent>* events) {
+  // False where it cannot have been there.
+  bool ReturnBlock(const TraceEvent& event, std::vector<PyTorchEvent>* events) {
     const uint64_t address = event.address.value();
     const uint64_t size = std::max<uint64_t>(event.size.value(), 1);
     const auto missing = MissingPages(address, size);
-    if (!missing) return;
+    if (!missing) return false;
     const uint32_t owner = event.owner.value();
     for (const uint64_t page : *missing) {
       pages_[page] = {owner, true};
       PushSegment("segment_unmap", event, page, events);
     }
     blocks_[address] = {size, event.size.value(), owner};
-    PushFree(event, address, event.size.value(), events);
+    return true;
+  }
+  void UndoFree(const TraceEvent& event, std::vector<PyTorchEvent>* events) {
+    const uint64_t address = event.address.value();
+    if (pending_.erase(address) > 0) {
+      events->push_back(
+          Base("free_requested", event, address, event.size.value()));
+    } else if (ReturnBlock(event, events)) {
+      PushFree(event, address, event.size.value(), events);
+    }
+  }
+  // Back to its free the block is given up, and not free yet.
+  void UndoFreeCompleted(const TraceEvent& event,
+                         std::vector<PyTorchEvent>* events) {
+    if (!ReturnBlock(event, events)) return;
+    const uint64_t address = event.address.value();
+    pending_.insert(address);
+    events->push_back(
+        Base("free_completed", event, address, event.size.value()));
   }
 
   void UndoPages(const TraceEvent& event, std::vector<PyTorchEvent>* events) {
@@ -230,6 +252,7 @@ class Moment {
   const uint64_t page_size_;
   std::map<uint64_t, Page> pages_;
   std::map<uint64_t, PyTorchBlock> blocks_;
+  std::set<uint64_t> pending_;  // of these, those whose free is asked for
   // Those that ask an allocator: what they hold is managed.
   std::set<uint32_t> allocating_owners_;
   uint64_t page_changes_ = 0;

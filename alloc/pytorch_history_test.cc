@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -55,11 +56,12 @@ class Viewer {
     const std::string_view action = event.action;
     if (action == "alloc") {
       EXPECT_EQ(blocks_.erase(event.address), 1u);
+      pending_.erase(event.address);  // its free was not known
     } else if (action == "free_completed") {
       EXPECT_TRUE(blocks_.emplace(event.address, event.size).second);
-      pending_ = event.address;
+      EXPECT_TRUE(pending_.insert(event.address).second);
     } else if (action == "free_requested") {
-      EXPECT_EQ(pending_, event.address);
+      EXPECT_EQ(pending_.erase(event.address), 1u);
     } else if (action == "segment_map") {
       Unmap(event.address, event.size);
     } else if (action == "segment_unmap") {
@@ -113,7 +115,7 @@ class Viewer {
   const PyTorchHistory& history_;
   std::map<uint64_t, uint64_t> segments_;
   std::map<uint64_t, uint64_t> blocks_;
-  uint64_t pending_ = 0;
+  std::set<uint64_t> pending_;  // not free yet, or not known to have been
 };
 
 class PyTorchHistoryTest : public ::testing::Test {

@@ -31,7 +31,8 @@ Json TimelineToJson(const Timeline& timeline) {
   for (const auto& [owner, columns] : timeline.owners) {
     owners.push_back({{"owner", owner},
                       {"live", columns.live},
-                      {"requested", columns.requested}});
+                      {"requested", columns.requested},
+                      {"cooling", columns.cooling}});
   }
   Json marks = Json::array();
   for (const Timeline::Mark& mark : timeline.marks) {
@@ -43,11 +44,10 @@ Json TimelineToJson(const Timeline& timeline) {
                         {"owner", failure.owner},
                         {"requested", failure.requested}});
   }
-  return {
-      {"dropped", timeline.dropped},    {"nanoseconds", timeline.nanoseconds},
-      {"live", timeline.live},          {"requested", timeline.requested},
-      {"owners", std::move(owners)},    {"marks", std::move(marks)},
-      {"failures", std::move(failures)}};
+  return {{"dropped", timeline.dropped}, {"nanoseconds", timeline.nanoseconds},
+          {"live", timeline.live},       {"requested", timeline.requested},
+          {"cooling", timeline.cooling}, {"owners", std::move(owners)},
+          {"marks", std::move(marks)},   {"failures", std::move(failures)}};
 }
 
 void ReadTimeline(const SnapshotFields& fields, Timeline* timeline) {
@@ -56,9 +56,11 @@ void ReadTimeline(const SnapshotFields& fields, Timeline* timeline) {
   const size_t points = timeline->nanoseconds.size();
   timeline->live = Column(fields, "live", points);
   timeline->requested = Column(fields, "requested", points);
+  timeline->cooling = Column(fields, "cooling", points);
   fields.ForEach("owners", [&](const SnapshotFields& owner) {
     timeline->owners[owner.OwnerNumber("owner")] = {
-        Column(owner, "live", points), Column(owner, "requested", points)};
+        Column(owner, "live", points), Column(owner, "requested", points),
+        Column(owner, "cooling", points)};
   });
   fields.ForEach("marks", [&](const SnapshotFields& mark) {
     timeline->marks.push_back({mark.Number("nanoseconds"), mark.Text("label")});
@@ -152,7 +154,9 @@ Json GrowthToJson(const std::vector<MemorySnapshot::Growth>& growth) {
                     {"held_from", found.held_from.value()},
                     {"held_to", found.held_to.value()},
                     {"used_from", found.used_from.value()},
-                    {"used_to", found.used_to.value()}});
+                    {"used_to", found.used_to.value()},
+                    {"cooling_from", found.cooling_from.value()},
+                    {"cooling_to", found.cooling_to.value()}});
   }
   return json;
 }
@@ -170,7 +174,9 @@ void ReadGrowth(const SnapshotFields& fields,
                     each.Size("held_from"),
                     each.Size("held_to"),
                     each.Size("used_from"),
-                    each.Size("used_to")};
+                    each.Size("used_to"),
+                    each.Size("cooling_from"),
+                    each.Size("cooling_to")};
     growth->push_back(found);
   });
 }

@@ -1,8 +1,8 @@
 #include "alloc/snapshot_timeline.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
-
 
 namespace quire {
 namespace {
@@ -33,6 +33,59 @@ void Move(uint64_t* sum, uint64_t size, bool up) {
   *sum = up ? SaturatingAdd(*sum, size) : SaturatingSubtract(*sum, size);
 }
 
+// What was freed on streams and not seen to be free since, by address: until
+// the free is complete, the memory is handed out again, or its pages are given
+// up.
+class CoolingBlocks {
+ public:
+  // Calls changed(owner, size, up) for what begins or ends to cool.
+  template <typename Changed>
+  void Apply(const TraceEvent& event, Changed changed) {
+    const uint64_t address = event.address.value();
+    switch (event.action) {
+      case TraceAction::kFree:
+        End(address, address, changed);
+        if (event.stream == StreamId() || event.size.zero()) return;
+        blocks_[address] = {event.owner.value(), event.size.value()};
+        changed(event.owner.value(), event.size.value(), true);
+        return;
+      case TraceAction::kFreeCompleted:
+      case TraceAction::kAllocate:
+        return End(address, address, changed);
+      case TraceAction::kDecommit:
+        if (event.size.zero()) return;
+        return End(address, SaturatingAdd(address, event.size.value() - 1),
+                   changed);
+      default:
+        return;
+    }
+  }
+
+ private:
+  struct Block {
+    uint32_t owner;
+    uint64_t size;
+  };
+
+  // Of what begins at `first` to `last`, and of the end of what reaches there.
+  template <typename Changed>
+  void End(uint64_t first, uint64_t last, Changed changed) {
+    auto block = blocks_.lower_bound(first);
+    if (block != blocks_.begin() && first < last) {
+      auto& [address, before] = *std::prev(block);
+      const uint64_t left = std::min(before.size, first - address);
+      if (left < before.size) changed(before.owner, before.size - left, false);
+      before.size = left;
+    }
+    while (block != blocks_.end() && block->first <= last) {
+      changed(block->second.owner, block->second.size, false);
+      block = blocks_.erase(block);
+    }
+  }
+
+  std::map<uint64_t, Block> blocks_;
+};
+
 // Follows every owner, event by event.
 class Ledger {
  public:
@@ -43,8 +96,17 @@ class Ledger {
 
   // False where nothing changes.
   bool Apply(const TraceEvent& event, bool forwards = true) {
+    bool changed = false;
+    // What cooled before an event, that event does not say.
+    if (forwards) {
+      cooling_blocks_.Apply(event, [&](uint32_t owner, uint64_t size, bool up) {
+        changed = true;
+        Move(&owners_[owner].cooling, size, up);
+        cooling_ = up ? cooling_ + size : cooling_ - size;
+      });
+    }
     const Change change = ChangeOf(event.action);
-    if (change.sum == nullptr) return false;
+    if (change.sum == nullptr) return changed;
     Holding& holding = owners_[event.owner.value()];
     used_ -= holding.used();
     Move(&(holding.*change.sum), event.size.value(), change.up == forwards);
@@ -54,10 +116,14 @@ class Ledger {
   const std::map<uint32_t, Holding>& owners() const { return owners_; }
   // Sum of Holding::used. May wrap where sizes are absurd, and wraps back.
   uint64_t used() const { return used_; }
+  // Sum of Holding::cooling, likewise.
+  uint64_t cooling() const { return cooling_; }
 
  private:
   std::map<uint32_t, Holding> owners_;
+  CoolingBlocks cooling_blocks_;
   uint64_t used_ = 0;
+  uint64_t cooling_ = 0;
 };
 
 // What owners held before the first event.
@@ -173,12 +239,15 @@ Timeline BuildTimeline(const std::vector<TraceEvent>& events, uint64_t dropped,
       // An owner that comes later held nothing before.
       owner.live.resize(timeline.nanoseconds.size());
       owner.requested.resize(timeline.nanoseconds.size());
+      owner.cooling.resize(timeline.nanoseconds.size());
       owner.live.push_back(holding.pages);
       owner.requested.push_back(holding.used());
+      owner.cooling.push_back(holding.cooling);
     }
     timeline.nanoseconds.push_back(columns.changes[i]->nanoseconds);
     timeline.live.push_back(columns.live[i]);
     timeline.requested.push_back(columns.requested[i]);
+    timeline.cooling.push_back(ledger.cooling());
   }
   return timeline;
 }

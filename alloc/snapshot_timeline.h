@@ -29,11 +29,13 @@ struct Timeline {
   struct OwnerColumns {
     std::vector<uint64_t> live;
     std::vector<uint64_t> requested;
+    std::vector<uint64_t> cooling;
   };
   // Columns of equal length: one entry per point, in order of time.
   std::vector<uint64_t> nanoseconds;
   std::vector<uint64_t> live;       // pages held by owners
   std::vector<uint64_t> requested;  // of these; see Holding::requested
+  std::vector<uint64_t> cooling;    // and Holding::cooling
   std::map<uint32_t, OwnerColumns> owners;
 
   std::vector<Mark> marks;
@@ -49,6 +51,9 @@ struct Holding {
   // Whether it asks an allocator for memory. One that does not maps pages
   // itself, and has use for all of them.
   bool allocates = false;
+  // Freed on streams that have not been seen to be done since. What was freed
+  // before the first event is not known.
+  uint64_t cooling = 0;
 
   uint64_t used() const { return allocates ? requested : pages; }
 };

@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+#include "quire/alloc/memory_growth.h"
+
 namespace quire {
 namespace {
 
@@ -68,6 +70,64 @@ TEST(SnapshotTimelineTest, TellsALostBeginningBackwardsFromNow) {
   EXPECT_THAT(timeline.owners.at(3).requested, ElementsAre(3, 3, 1));
   EXPECT_THAT(timeline.live, ElementsAre(40, 35, 35));
   EXPECT_THAT(timeline.requested, ElementsAre(39, 34, 32));
+}
+
+// Freed on a stream: until that is done, the stream has it again, or its pages
+// go.
+TEST(SnapshotTimelineTest, FollowsWhatCools) {
+  std::vector<TraceEvent> events;
+  const auto add = [&events](TraceAction action, uint64_t address,
+                             uint64_t size, uint64_t stream) {
+    events.push_back(Event(events.size() + 1, action, 3, size, 100));
+    events.back().address = DeviceAddress(address);
+    events.back().stream = StreamId(stream);
+  };
+  add(TraceAction::kCommit, 1000, 100, 0);
+  for (const uint64_t address : {1000, 1010, 1020, 1050}) {
+    add(TraceAction::kAllocate, address, 10, 1);
+  }
+  add(TraceAction::kFree, 1000, 10, 0);  // nothing to wait for
+  add(TraceAction::kFree, 1010, 10, 1);
+  add(TraceAction::kFree, 1020, 10, 1);
+  add(TraceAction::kFree, 1050, 10, 2);
+  add(TraceAction::kFreeCompleted, 1010, 10, 1);
+  add(TraceAction::kAllocate, 1020, 8, 1);
+  add(TraceAction::kFreeCompleted, 1020, 10, 1);  // of nothing
+  add(TraceAction::kDecommit, 1056, 44, 0);       // the end of the last one
+  add(TraceAction::kDecommit, 1000, 56, 0);
+  const Timeline timeline = BuildTimeline(events, 0, {}, 100);
+  EXPECT_THAT(timeline.cooling,
+              ElementsAre(0, 0, 0, 0, 0, 0, 10, 20, 30, 20, 10, 6, 0));
+  EXPECT_EQ(timeline.owners.at(3).cooling, timeline.cooling);
+  EXPECT_EQ(timeline.requested.back(), 8u);
+}
+
+// Pages pile up in all three cases; why, only what cools tells.
+TEST(SnapshotTimelineTest, WhatCoolsIsToldFromFragmentation) {
+  enum class Case { kCools, kCompletes, kFreeAtOnce };
+  for (const Case each : {Case::kCools, Case::kCompletes, Case::kFreeAtOnce}) {
+    const uint64_t size = MiB(1).value();
+    std::vector<TraceEvent> events;
+    for (uint64_t i = 1; i <= 100; ++i) {
+      for (const TraceAction action :
+           {TraceAction::kCommit, TraceAction::kAllocate, TraceAction::kFree,
+            TraceAction::kFreeCompleted}) {
+        if (action == TraceAction::kFreeCompleted && each != Case::kCompletes) {
+          continue;
+        }
+        events.push_back(Event(i * 1000, action, 3, size, i * size));
+        events.back().address = DeviceAddress(i * size);
+        events.back().stream = StreamId(each == Case::kFreeAtOnce ? 0 : 7);
+      }
+    }
+    const Timeline timeline = BuildTimeline(events, 0, {}, 1000);
+    const auto growth = FindMemoryGrowth(timeline.nanoseconds, timeline.live,
+                                         timeline.requested, timeline.cooling);
+    ASSERT_TRUE(growth.has_value());
+    EXPECT_EQ(growth->kind, each == Case::kCools ? GrowthKind::kCooling
+                                                 : GrowthKind::kFragmentation);
+    EXPECT_EQ(timeline.cooling.back(), each == Case::kCools ? 100 * size : 0);
+  }
 }
 
 // An owner that holds pages for an allocator and has nothing allocated.

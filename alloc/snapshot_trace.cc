@@ -74,6 +74,20 @@ void AddEvent(const MemorySnapshot& snapshot, const TraceEvent& event,
   trace->Add(added);
 }
 
+// What had been taken from the driver before the first event that says so;
+// where none does, that is what there is at the end.
+Bytes ReservedBefore(const MemorySnapshot& snapshot) {
+  for (const TraceEvent& event : snapshot.events) {
+    if (event.action == TraceAction::kReserve) {
+      return SaturatingSubtract(event.in_use, event.size);
+    }
+    if (event.action == TraceAction::kRelease) {
+      return SaturatingAdd(event.in_use, event.size);
+    }
+  }
+  return snapshot.memory.in_use;
+}
+
 }  // namespace
 
 absl::StatusOr<AllocationTrace> ReadSnapshotTrace(std::string_view contents) {
@@ -84,6 +98,14 @@ absl::StatusOr<AllocationTrace> ReadSnapshotTrace(std::string_view contents) {
                          MemorySnapshotFromJson(json));
   AllocationTraceBuilder trace;
   LateFrees late;
+  if (!snapshot.events.empty()) {
+    AllocationEvent reserved;
+    reserved.action = AllocationAction::kReserve;
+    reserved.nanoseconds = snapshot.events.front().nanoseconds;
+    reserved.thread = snapshot.events.front().thread;
+    reserved.size = ReservedBefore(snapshot);
+    if (!reserved.size.zero()) trace.Add(reserved);
+  }
   for (const TraceEvent& event : snapshot.events) {
     AddEvent(snapshot, event, &late, &trace);
   }

@@ -23,12 +23,16 @@ namespace quire {
 
 class EventRing;
 
+// Events of a device as a whole (kReserve to kWake) have the first of its
+// addresses.
 enum class TraceAction : uint8_t {
-  // Of DeviceAllocator.
+  // Of DeviceAllocator. What a relocation pass moves is freed, and allocated
+  // elsewhere.
   kAllocate,
   kFree,           // asked for: streams may still use the memory
-  kFreeCompleted,  // the memory is free for everybody; recorded where it is
-                   // late
+  kFreeCompleted,  // of a free on streams: they are done with it. Not recorded
+                   // where the stream has it again first, nor where its pages
+                   // were given up (kDecommit)
   kOutOfMemory,
   // Of DeviceMemory.
   kCommit,    // pages that became live
@@ -37,10 +41,10 @@ enum class TraceAction : uint8_t {
   kRelease,   // and given back
   kLimit,     // the limit is `size` from here on
   // Compaction: `size` is what it freed, of kWake what came back.
-  kTrim,
-  kMesh,
-  kRelocate,
-  kSleep,
+  kTrim,      // to the driver, DeviceMemory::Trim
+  kMesh,      // by a DeviceAllocator, to its DeviceMemory; so
+  kRelocate,  // does this. The owner is whose memory was looked at
+  kSleep,     // the owner, with all below it
   kWake,
   kMark,  // a phase of the program: "load", "prefill"
 };

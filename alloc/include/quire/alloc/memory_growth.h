@@ -1,4 +1,5 @@
-// Memory that grows and does not come down again: a leak, or fragmentation.
+// Memory that grows and does not come down again: a leak, fragmentation, or
+// streams that are not done with what was freed on them.
 //
 // Judged from what is left at the quiet moments, not from the peaks: time is
 // cut into equal windows, and the least of each counts. A program that works in
@@ -21,6 +22,7 @@ namespace quire {
 enum class GrowthKind {
   kLeak,           // what is in use grows, and what is held grows with it
   kFragmentation,  // more and more is held for the same use
+  kCooling,        // more and more was freed and may still be in use
 };
 const char* GrowthKindName(GrowthKind kind);  // "leak", ...
 std::optional<GrowthKind> GrowthKindFromName(const std::string& name);
@@ -35,6 +37,8 @@ struct MemoryGrowth {
   Bytes held_to;
   Bytes used_from;
   Bytes used_to;
+  Bytes cooling_from;
+  Bytes cooling_to;
 };
 
 struct MemoryGrowthOptions {
@@ -46,11 +50,14 @@ struct MemoryGrowthOptions {
 };
 
 // The columns are of equal length and say from which time on so many bytes were
-// held (mapped or reserved) and used (asked for); times do not fall. Nullopt
-// where neither grows, also where there is too little to tell. O(n).
+// held (mapped or reserved) and, of these, used (asked for) and cooling (freed,
+// while a stream may still be using it; may be empty: nothing is known to
+// cool). Times do not fall. Nullopt where what is held does not grow, also
+// where there is too little to tell. O(n).
 std::optional<MemoryGrowth> FindMemoryGrowth(
     std::span<const uint64_t> nanoseconds, std::span<const uint64_t> held,
-    std::span<const uint64_t> used, const MemoryGrowthOptions& options = {});
+    std::span<const uint64_t> used, std::span<const uint64_t> cooling,
+    const MemoryGrowthOptions& options = {});
 
 }  // namespace quire
 
