@@ -62,7 +62,7 @@ uint64_t AllocationSampler::DrawInterval() const {
                       : std::numeric_limits<int64_t>::max();
 }
 
-void AllocationSampler::Consider(DeviceAddress address, Bytes size,
+bool AllocationSampler::Consider(DeviceAddress address, Bytes size,
                                  uint64_t weight) {
   Countdown& countdown = this_thread_;
   if (!options_.interval.zero()) {
@@ -70,7 +70,7 @@ void AllocationSampler::Consider(DeviceAddress address, Bytes size,
       countdown = {serial_, DrawInterval()};
       if (countdown.left > weight) {
         countdown.left -= weight;
-        return;
+        return false;
       }
     }
     countdown.left = DrawInterval();
@@ -94,21 +94,44 @@ void AllocationSampler::Consider(DeviceAddress address, Bytes size,
                       : bytes / -std::expm1(-bytes / interval);
 
   MutexLock lock(&mutex_);
+  return Keep(std::move(sample));
+}
+
+bool AllocationSampler::Keep(Sample sample) {
   if (live_.size() >= options_.most_samples) {
     ++dropped_;
-    return;
+    return false;
   }
+  const DeviceAddress address = sample.address;
   const auto [place, added] =
       live_.insert_or_assign(address.value(), std::move(sample));
   if (added) {
     filter_[FilterIndex(address)].fetch_add(1, std::memory_order_relaxed);
   }
+  return true;
+}
+
+std::optional<AllocationSampler::Sample> AllocationSampler::Take(
+    DeviceAddress address) {
+  const auto found = live_.find(address.value());
+  if (found == live_.end()) return std::nullopt;
+  Sample sample = std::move(found->second);
+  live_.erase(found);
+  filter_[FilterIndex(address)].fetch_sub(1, std::memory_order_relaxed);
+  return sample;
 }
 
 void AllocationSampler::Forget(DeviceAddress address) {
   MutexLock lock(&mutex_);
-  if (live_.erase(address.value()) == 0) return;
-  filter_[FilterIndex(address)].fetch_sub(1, std::memory_order_relaxed);
+  (void)Take(address);
+}
+
+void AllocationSampler::OnMove(DeviceAddress from, DeviceAddress to) {
+  MutexLock lock(&mutex_);
+  std::optional<Sample> sample = Take(from);
+  if (!sample) return;
+  sample->address = to;
+  (void)Keep(*std::move(sample));
 }
 
 std::vector<AllocationSampler::Sample> AllocationSampler::Live() const {

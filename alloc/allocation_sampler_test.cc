@@ -98,6 +98,38 @@ TEST(AllocationSamplerTest, SamplesStandForAll) {
   }
 }
 
+TEST(AllocationSamplerTest, ASampleMovesWithItsAllocation) {
+  AllocationSampler sampler(Every());
+  EXPECT_TRUE(sampler.OnAllocate(DeviceAddress(256), Bytes(7)));
+  sampler.OnMove(DeviceAddress(256), DeviceAddress(512));
+  sampler.OnMove(DeviceAddress(1024), DeviceAddress(2048));  // not sampled
+  const auto live = sampler.Live();
+  ASSERT_EQ(live.size(), 1u);
+  EXPECT_EQ(live[0].address, DeviceAddress(512));
+  EXPECT_EQ(live[0].size, Bytes(7));
+  EXPECT_FALSE(live[0].callers.empty());
+  sampler.OnFree(DeviceAddress(256));
+  EXPECT_EQ(sampler.Live().size(), 1u);
+  sampler.OnFree(DeviceAddress(512));
+  EXPECT_TRUE(sampler.Live().empty());
+}
+
+TEST(AllocationSamplerTest, SaysWhichItKeeps) {
+  AllocationSamplerOptions options;
+  options.interval = KiB(64);
+  AllocationSampler sampler(options);
+  std::set<DeviceAddress> kept;
+  for (uint64_t i = 1; i <= 5000; ++i) {
+    const DeviceAddress address(i << 8);
+    if (sampler.OnAllocate(address, Bytes(1000))) kept.insert(address);
+  }
+  std::set<DeviceAddress> live;
+  for (const auto& sample : sampler.Live()) live.insert(sample.address);
+  EXPECT_FALSE(live.empty());
+  EXPECT_LT(live.size(), 5000u);
+  EXPECT_EQ(live, kept);
+}
+
 TEST(AllocationSamplerTest, SamplesOfTwoSamplersDoNotMix) {
   AllocationSampler first(Every());
   AllocationSampler second(Every());

@@ -34,6 +34,13 @@ uint64_t CacheByteLimit(const DeviceMemory& memory,
                   memory.GetStatistics().limit.value() / kCachedPartOfPool);
 }
 
+std::unique_ptr<AllocationSampler> MakeSampler(
+    const DeviceAllocatorOptions& options) {
+  if (options.sample_interval.zero()) return nullptr;
+  return std::make_unique<AllocationSampler>(
+      AllocationSamplerOptions{.interval = options.sample_interval});
+}
+
 }  // namespace
 
 DeviceAllocator::Impl::Impl(DeviceMemory* memory,
@@ -41,6 +48,8 @@ DeviceAllocator::Impl::Impl(DeviceMemory* memory,
                             absl::StatusOr<std::unique_ptr<SpanTable>> spans)
     : memory_(memory),
       options_(options),
+      sampler_(MakeSampler(options)),
+      observed_(options.trace != nullptr || sampler_ != nullptr),
       classes_(memory->page_size()),
       slot_sizes_(SlotSizes(classes_)),
       cache_byte_limit_(CacheByteLimit(*memory, options)),
@@ -65,9 +74,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Allocate(
           cache->Allocate(size_class, slot_sizes_[size_class], size.value());
       cache->Leave();
       if (address != 0) [[likely]] {
-        if (options_.trace != nullptr) {
-          Trace(TraceAction::kAllocate, options.owner, DeviceAddress(address),
-                size, options.stream);
+        if (observed_) [[unlikely]] {
+          ObserveFastAllocation(DeviceAddress(address), size, options);
         }
         CheckAfterFastPath();
         return DeviceAddress(address);
@@ -216,6 +224,9 @@ Bytes DeviceAllocator::GetLargestPossible(OwnerId owner) const {
 std::vector<AllocationInfo> DeviceAllocator::CalculateLiveAllocations() const {
   if (impl_->in_forked_child()) return {};
   return impl_->CalculateLiveAllocations();
+}
+const AllocationSampler* DeviceAllocator::sampler() const {
+  return impl_->sampler();
 }
 absl::Status DeviceAllocator::CheckInvariants() const {
   QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());

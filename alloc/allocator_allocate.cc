@@ -68,6 +68,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
   absl::StatusOr<DeviceAddress> address =
       WithOutOfMemoryHooks(memory_, allocate);
   if (!address.ok()) return Fail(request, address.status());
+  if (sampler_ != nullptr) Sample(*address, size);
   return address;
 }
 

@@ -50,7 +50,7 @@ absl::Status DeviceAllocator::Impl::FreeBlock(Block block, StreamId stream,
     QUIRE_RETURN_IF_ERROR(heap->kept_for_graphs()
                               ? CoolForGraphs(block, stream)
                               : CoolOnStreams(block, stream));
-    if (was.special()) special_.erase(address.value());
+    if (was.special()) ForgetSpecial(address);
     CountFree(heap, size, requested);
   }
   if (options_.trace != nullptr) {

@@ -9,6 +9,7 @@
 //   allocator_sleep.cc    owners that sleep
 //   allocator_graph.cc    memory that graphs keep
 //   allocator_report.cc   statistics, verdicts, checks
+//   allocator_sample.cc   who made allocations: traces and samples
 //
 // A small block is in one of four places: with a caller (live), in a cache of a
 // thread, in a free list of the stream it was freed on (cooling), or free in
@@ -50,6 +51,7 @@
 #include "alloc/span_table.h"
 #include "alloc/thread_cache.h"
 #include "alloc/thread_cache_index.h"
+#include "quire/alloc/allocation_sampler.h"
 #include "quire/alloc/allocator.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/event_trace.h"
@@ -99,6 +101,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   AllocatorStatistics GetStatistics() const;
   Bytes GetLargestPossible(OwnerId owner);
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
+  const AllocationSampler* sampler() const { return sampler_.get(); }
   absl::Status CheckInvariants() const;
 
   // PageReclaimer
@@ -153,10 +156,13 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   struct SpecialBlock {
     std::vector<StreamId> streams;  // that were recorded
     bool movable = false;
-    bool moving = false;  // in a relocation pass
+    bool moving = false;   // in a relocation pass
+    bool sampled = false;  // sampler_ knows it
     uint64_t pins = 0;
 
-    bool empty() const { return streams.empty() && !movable && pins == 0; }
+    bool empty() const {
+      return streams.empty() && !movable && !sampled && pins == 0;
+    }
   };
 
   // ---- allocator_allocate.cc ----
@@ -438,9 +444,23 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status CheckCooling() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // ---- allocator_sample.cc ----
+  // Of what went the fast way, where somebody wants to know of it.
+  void ObserveFastAllocation(DeviceAddress address, Bytes size,
+                             const AllocateOptions& options)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets the sampler have a look at a new allocation, and at its callers.
+  void Sample(DeviceAddress address, Bytes size) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What is known of a special block that is live no more.
+  void ForgetSpecial(DeviceAddress address)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const ForkGuard fork_guard_;
   DeviceMemory* const memory_;
   const DeviceAllocatorOptions options_;
+  const std::unique_ptr<AllocationSampler> sampler_;  // null: none is sampled
+  // There is a trace or a sampler: one look on the fast path for both.
+  const bool observed_;
   const SizeClasses classes_;
   const std::vector<uint64_t> slot_sizes_;  // by class
   const uint64_t cache_byte_limit_;

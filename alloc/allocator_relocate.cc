@@ -222,11 +222,12 @@ void DeviceAllocator::Impl::FinishMove(const RelocationMove& move,
                           .WithSpecial(true));
     SpecialBlock moved = std::move(special->second);
     special_.erase(special);
+    if (moved.sampled) sampler_->OnMove(move.from, move.to);
     special_[move.to.value()] = std::move(moved);
     Trace(TraceAction::kAllocate, info.owner, move.to, info.requested,
           info.stream);
   } else {
-    special_.erase(special);
+    ForgetSpecial(move.from);
     CountFree(heap, from.size(), RequestedOf(from));
     heap->Free(to);
   }

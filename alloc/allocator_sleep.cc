@@ -192,7 +192,7 @@ void DeviceAllocator::Impl::FreeAsleep(Block block, StreamId stream) {
   const uint64_t requested = RequestedOf(block);
   const SlotRecord was = block.record().load();
   block.record().store(was.Freed());
-  if (was.special()) special_.erase(address.value());
+  if (was.special()) ForgetSpecial(address);
   CountFree(heap, size, requested);
   Trace(TraceAction::kFree, heap->owner(), address, Bytes(requested), stream);
   heap->Free(block);

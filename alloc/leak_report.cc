@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "quire/alloc/allocation_sampler.h"
 
 namespace quire {
 namespace {
@@ -80,7 +81,7 @@ std::vector<LeakReport::Site> GroupByCallers(
       site.callers.push_back(DescribeCaller(caller));
     }
     site.samples = sum.samples;
-    site.estimated = Bytes(static_cast<uint64_t>(std::min(sum.weight, 1e19)));
+    site.estimated = AllocationSampler::EstimatedBytesOf(sum.weight);
     sites.push_back(std::move(site));
   }
   return sites;
@@ -93,8 +94,9 @@ std::vector<LeakReport> FindLeaks(Runtime& runtime,
   std::vector<LeakReport> reports;
   for (int id = 0; id < runtime.device_count(); ++id) {
     const DeviceId device(id);
+    const DeviceAllocator& allocator = *runtime.allocator(device);
     for (const auto& [owner, held] :
-         CollectHeld(*runtime.memory(device), *runtime.allocator(device))) {
+         CollectHeld(*runtime.memory(device), allocator)) {
       if (options.owner && !runtime.owners()->IsWithin(owner, *options.owner)) {
         continue;
       }
@@ -108,9 +110,9 @@ std::vector<LeakReport> FindLeaks(Runtime& runtime,
       }
       report.pages = held.pages;
       report.groups = GroupBySize(held.allocations, options.groups);
-      if (options.sampler != nullptr) {
-        report.sites =
-            GroupByCallers(held.allocations, *options.sampler, options.sites);
+      if (allocator.sampler() != nullptr) {
+        report.sites = GroupByCallers(held.allocations, *allocator.sampler(),
+                                      options.sites);
       }
       reports.push_back(std::move(report));
     }

@@ -15,7 +15,8 @@ using ::testing::HasSubstr;
 
 class LeakReportTest : public RuntimeFixture {
  protected:
-  LeakReportTest() {
+  explicit LeakReportTest(RuntimeOptions options = {})
+      : RuntimeFixture(options) {
     llama_ = runtime_->owners()->Register("llama");
     weights_ = runtime_->owners()->Register("weights", llama_);
     kv_ = runtime_->owners()->Register("kv", llama_);
@@ -31,16 +32,12 @@ class LeakReportTest : public RuntimeFixture {
     options.stream = stream;
     const auto address = runtime_->allocator()->Allocate(Bytes(size), options);
     EXPECT_TRUE(address.ok()) << address.status();
-    if (!address.ok()) return DeviceAddress();
-    sampler_.OnAllocate(*address, Bytes(size));
-    return *address;
+    return address.value_or(DeviceAddress());
   }
   void Free(DeviceAddress address) {
-    sampler_.OnFree(address);
     EXPECT_TRUE(runtime_->allocator()->Free(address).ok());
   }
 
-  AllocationSampler sampler_{{.interval = Bytes(0)}};
   OwnerId llama_;
   OwnerId weights_;
   OwnerId kv_;
@@ -119,13 +116,17 @@ TEST_F(LeakReportTest, EachDeviceHasItsOwn) {
   EXPECT_EQ(leaks[0].owner, "unnamed");
 }
 
-TEST_F(LeakReportTest, SamplesSayWhereItWasMade) {
+// An interval that no allocation of more than a few bytes escapes.
+class SampledLeakReportTest : public LeakReportTest {
+ protected:
+  SampledLeakReportTest() : LeakReportTest({.sample_interval = Bytes(1)}) {}
+};
+
+TEST_F(SampledLeakReportTest, SamplesSayWhereItWasMade) {
   for (int i = 0; i < 3; ++i) Allocate(1000);
   Allocate(50000);
   Free(Allocate(70000));
-  LeakOptions options;
-  options.sampler = &sampler_;
-  const std::vector<LeakReport> leaks = FindLeaks(*runtime_, options);
+  const std::vector<LeakReport> leaks = FindLeaks(*runtime_);
   ASSERT_EQ(leaks.size(), 1u);
   uint64_t samples = 0;
   uint64_t bytes = 0;
@@ -139,11 +140,10 @@ TEST_F(LeakReportTest, SamplesSayWhereItWasMade) {
   EXPECT_THAT(FormatLeaks(leaks), HasSubstr("made here"));
 }
 
-TEST_F(LeakReportTest, ListsAreShort) {
+TEST_F(SampledLeakReportTest, ListsAreShort) {
   for (uint64_t size = 1; size <= 20; ++size) Allocate(1000 * size);
   LeakOptions options;
   options.groups = 2;
-  options.sampler = &sampler_;
   options.sites = 0;
   const std::vector<LeakReport> leaks = FindLeaks(*runtime_, options);
   ASSERT_EQ(leaks.size(), 1u);

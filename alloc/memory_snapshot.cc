@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "alloc/memory_snapshot_data.h"
 #include "alloc/snapshot_timeline.h"
+#include "quire/alloc/allocation_sampler.h"
 
 namespace quire {
 namespace {
@@ -103,6 +104,24 @@ std::vector<MemorySnapshot::Growth> CollectGrowth(const Timeline& timeline) {
   return growth;
 }
 
+// Each caller is looked up once, however many allocations it made.
+void CollectSamples(const AllocationSampler& sampler,
+                    MemorySnapshot* snapshot) {
+  std::map<const void*, uint64_t> known;
+  for (const AllocationSampler::Sample& sample : sampler.Live()) {
+    MemorySnapshot::Sample& added = snapshot->samples.emplace_back();
+    added.address = sample.address.value();
+    added.size = sample.size;
+    added.estimated = sample.EstimatedBytes();
+    for (const void* const caller : sample.callers) {
+      const auto [frame, is_new] =
+          known.try_emplace(caller, snapshot->frames.size());
+      if (is_new) snapshot->frames.push_back(DescribeCaller(caller));
+      added.callers.push_back(frame->second);
+    }
+  }
+}
+
 MemorySnapshot::Device DescribeDevice(Driver* driver, DeviceId id) {
   MemorySnapshot::Device device;
   device.id = static_cast<uint64_t>(id.value());
@@ -136,6 +155,9 @@ nlohmann::json BuildMemorySnapshot(Runtime& runtime,
             [](const AllocationInfo& a, const AllocationInfo& b) {
               return a.address < b.address;
             });
+  if (allocator->sampler() != nullptr) {
+    CollectSamples(*allocator->sampler(), &snapshot);
+  }
   for (const DeviceMemory::PageMapEntry& page : memory->CalculatePageMap()) {
     snapshot.pages.push_back({page.address.value(), page.page.value(),
                               page.owner.value(), page.cooling,
@@ -181,9 +203,11 @@ std::string FormatMemoryReport(const nlohmann::json& snapshot) {
 absl::StatusOr<std::string> RenderMemoryHtml(const nlohmann::json& snapshot) {
   auto parsed = MemorySnapshotFromJson(snapshot);
   if (!parsed.ok()) return parsed.status();
-  // The page draws neither, and they are most of the bytes.
+  // The page draws none of these, and they are most of the bytes.
   parsed->events.clear();
   parsed->allocations.clear();
+  parsed->samples.clear();
+  parsed->frames.clear();
   // Only what was understood goes into the page, and as ASCII: text that is not
   // UTF-8 is replaced.
   return RenderHtml(*parsed, ToJson(*parsed).dump(

@@ -58,6 +58,13 @@ struct MemorySnapshot {
     double microseconds = 0;
   };
 
+  // An allocation whose callers are known.
+  struct Sample {
+    uint64_t address = 0;
+    Bytes size;
+    Bytes estimated;                // that all allocations like it come to
+    std::vector<uint64_t> callers;  // innermost first: indices of `frames`
+  };
   struct Growth {
     std::optional<uint32_t> owner;  // nullopt: of the device
     MemoryGrowth growth;
@@ -72,6 +79,8 @@ struct MemorySnapshot {
   std::vector<Owner> owners;                // in order of id
   std::vector<Page> pages;                  // in order of address
   std::vector<AllocationInfo> allocations;  // live; in order of address
+  std::vector<Sample> samples;              // of these; in order of address
+  std::vector<std::string> frames;          // what their callers are
   std::vector<Call> driver_calls;
   Timeline timeline;
   std::vector<TraceEvent> events;  // in order of time

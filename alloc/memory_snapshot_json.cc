@@ -93,6 +93,29 @@ Json AllocationsToJson(const std::vector<AllocationInfo>& allocations) {
   return json;
 }
 
+Json SamplesToJson(const std::vector<MemorySnapshot::Sample>& samples) {
+  Json json = Json::array();
+  for (const MemorySnapshot::Sample& sample : samples) {
+    json.push_back({{"address", AddressText(sample.address)},
+                    {"size", sample.size.value()},
+                    {"estimated", sample.estimated.value()},
+                    {"callers", sample.callers}});
+  }
+  return json;
+}
+
+void ReadSamples(const SnapshotFields& fields, size_t frames,
+                 std::vector<MemorySnapshot::Sample>* samples) {
+  fields.ForEach("samples", [&](const SnapshotFields& sample) {
+    std::vector<uint64_t> callers = sample.Numbers("callers");
+    for (const uint64_t caller : callers) {
+      if (caller >= frames) sample.Fail("callers", "has one that is no frame");
+    }
+    samples->push_back({sample.Address("address"), sample.Size("size"),
+                        sample.Size("estimated"), std::move(callers)});
+  });
+}
+
 void ReadAllocations(const SnapshotFields& fields,
                      std::vector<AllocationInfo>* allocations) {
   fields.ForEach("allocations", [&](const SnapshotFields& each) {
@@ -229,6 +252,8 @@ Json ToJson(const MemorySnapshot& snapshot) {
                      {"microseconds", call.microseconds}});
   }
   json["allocations"] = AllocationsToJson(snapshot.allocations);
+  json["frames"] = snapshot.frames;
+  json["samples"] = SamplesToJson(snapshot.samples);
   json["timeline"] = TimelineToJson(snapshot.timeline);
   json["events"] = EventsToJson(snapshot.events);
   json["growth"] = GrowthToJson(snapshot.growth);
@@ -282,6 +307,8 @@ absl::StatusOr<MemorySnapshot> MemorySnapshotFromJson(const Json& json) {
                                      call.Real("microseconds")});
   });
   ReadAllocations(fields, &snapshot.allocations);
+  snapshot.frames = fields.Texts("frames");
+  ReadSamples(fields, snapshot.frames.size(), &snapshot.samples);
   ReadTimeline(fields.Object("timeline"), &snapshot.timeline);
   ReadEvents(fields.Object("events"), &snapshot.events);
   ReadGrowth(fields, &snapshot.growth);

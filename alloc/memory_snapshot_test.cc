@@ -247,6 +247,40 @@ TEST_F(MemorySnapshotTest, WhatWasTakenBeforeTheRecordingCounts) {
   EXPECT_EQ(peak_pages(), 6u);
 }
 
+// Whoever made an allocation is named, in both forms.
+class SampledSnapshotTest : public RuntimeFixture {
+ protected:
+  SampledSnapshotTest() : RuntimeFixture({.sample_interval = Bytes(1)}) {}
+};
+
+TEST_F(SampledSnapshotTest, SaysWhoMadeWhatLives) {
+  std::vector<DeviceAddress> live;
+  for (const uint64_t size : {uint64_t{1000}, 2 * kPageBytes}) {
+    live.push_back(*runtime_->allocator()->Allocate(Bytes(size)));
+  }
+  const auto freed = runtime_->allocator()->Allocate(Bytes(5000));
+  ASSERT_TRUE(runtime_->allocator()->Free(*freed).ok());
+  const Json json = BuildMemorySnapshot(*runtime_);
+  ASSERT_EQ(CheckMemorySnapshot(json), absl::OkStatus());
+  ASSERT_EQ(json["samples"].size(), live.size());
+  for (const Json& sample : json["samples"]) {
+    ASSERT_FALSE(sample["callers"].empty());
+    EXPECT_EQ(sample["estimated"], sample["size"]);
+    for (const Json& caller : sample["callers"]) {
+      EXPECT_THAT(json["frames"].at(caller.get<size_t>()).get<std::string>(),
+                  HasSubstr("+0x"));
+    }
+  }
+  const auto pickle = RenderPyTorchSnapshot(json);
+  ASSERT_TRUE(pickle.ok());
+  const std::string frame = json["frames"].back().get<std::string>();
+  EXPECT_THAT(*pickle, HasSubstr(frame));
+  Json bad = json;
+  bad["samples"][0]["callers"][0] = json["frames"].size();
+  EXPECT_THAT(std::string(CheckMemorySnapshot(bad).message()),
+              HasSubstr("samples[0].callers has one that is no frame"));
+}
+
 TEST_F(MemorySnapshotTest, ListsEachFailureOnce) {
   AllocateOptions options;
   options.owner = kv_;

@@ -1,10 +1,12 @@
 // A memory snapshot as torch.cuda.memory._dump_snapshot would write it.
 //
 // docs/memory_snapshot.md says what becomes of what. Times are microseconds;
-// everything that has an owner has one stack frame, which names it, so that
+// everything that has an owner has a stack frame that names it, so that
 // PyTorch's flame graphs group by owner.
 
 #include <algorithm>
+#include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -26,7 +28,11 @@ std::string ValidText(const std::string& text) {
 class Writer {
  public:
   explicit Writer(const MemorySnapshot& snapshot)
-      : snapshot_(snapshot), history_(BuildPyTorchHistory(snapshot)) {}
+      : snapshot_(snapshot), history_(BuildPyTorchHistory(snapshot)) {
+    for (const MemorySnapshot::Sample& sample : snapshot.samples) {
+      samples_[sample.address] = &sample;
+    }
+  }
 
   std::string Write() {
     pickle_.BeginDict();
@@ -57,15 +63,25 @@ class Writer {
     return std::min<uint64_t>(snapshot_.device.id, 1024);
   }
 
-  void WriteFrames(uint32_t owner) {
+  // The owner is the outermost frame, whoever made the block.
+  void WriteFrames(uint32_t owner,
+                   const MemorySnapshot::Sample* sample = nullptr) {
     pickle_.Text("frames");
     pickle_.BeginList();
+    if (sample != nullptr) {
+      for (const uint64_t caller : sample->callers) {
+        WriteFrame(snapshot_.frames[caller]);
+      }
+    }
+    WriteFrame(OwnerName(snapshot_, owner));
+    pickle_.EndList();
+  }
+  void WriteFrame(const std::string& name) {
     pickle_.BeginDict();
     pickle_.Field("filename", "quire");
     pickle_.Field("line", 0);
-    pickle_.Field("name", ValidText(OwnerName(snapshot_, owner)));
+    pickle_.Field("name", ValidText(name));
     pickle_.EndDict();
-    pickle_.EndList();
   }
 
   void WriteBlock(uint64_t address, uint64_t size, uint64_t requested,
@@ -107,7 +123,9 @@ class Writer {
       WriteGap(at, address);
       pickle_.BeginDict();
       WriteBlock(address, block.size, block.requested, "active_allocated");
-      WriteFrames(block.owner);
+      const auto sample = samples_.find(address);
+      WriteFrames(block.owner,
+                  sample == samples_.end() ? nullptr : sample->second);
       pickle_.EndDict();
       at = address + block.size;
     }
@@ -171,6 +189,7 @@ class Writer {
 
   const MemorySnapshot& snapshot_;
   const PyTorchHistory history_;
+  std::map<uint64_t, const MemorySnapshot::Sample*> samples_;  // by address
   PickleWriter pickle_;
 };
 

@@ -28,6 +28,7 @@ absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
     DeviceAllocatorOptions allocator_options;
     allocator_options.trace = trace;
     allocator_options.listener = options.listener;
+    allocator_options.sample_interval = options.sample_interval;
     device.allocator =
         DeviceAllocator::Create(device.memory.get(), allocator_options);
     runtime->devices_.push_back(std::move(device));

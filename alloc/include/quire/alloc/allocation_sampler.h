@@ -10,10 +10,13 @@
 //   sampler.OnAllocate(address, size);   // from every thread
 //   sampler.OnFree(address);
 //   for (const auto& sample : sampler.Live()) ...
+//
+// DeviceAllocator does this by itself: DeviceAllocatorOptions::sample_interval.
 
 #ifndef QUIRE_ALLOC_ALLOCATION_SAMPLER_H_
 #define QUIRE_ALLOC_ALLOCATION_SAMPLER_H_
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -49,19 +52,26 @@ class AllocationSampler {
     // each one that was sampled.
     double weight = 0;
     std::vector<const void*> callers;  // innermost first
+
+    Bytes EstimatedBytes() const { return EstimatedBytesOf(weight); }
   };
+  // A sum of weights in whole bytes.
+  static Bytes EstimatedBytesOf(double weight) {
+    return Bytes(static_cast<uint64_t>(std::min(weight, 1e19)));
+  }
 
   explicit AllocationSampler(const AllocationSamplerOptions& options = {});
 
-  void OnAllocate(DeviceAddress address, Bytes size) {
+  // Whether the allocation is sampled: those that are not need no OnFree.
+  bool OnAllocate(DeviceAddress address, Bytes size) {
     // An allocation of no bytes is one all the same.
     const uint64_t weight = size.zero() ? 1 : size.value();
     Countdown& countdown = this_thread_;
     if (countdown.sampler == serial_ && countdown.left > weight) {
       countdown.left -= weight;
-      return;
+      return false;
     }
-    Consider(address, size, weight);
+    return Consider(address, size, weight);
   }
   // Before the memory may be handed out again.
   void OnFree(DeviceAddress address) {
@@ -69,6 +79,9 @@ class AllocationSampler {
       Forget(address);
     }
   }
+
+  // What was allocated at `from` lies at `to` from here on.
+  void OnMove(DeviceAddress from, DeviceAddress to);
 
   // In order of address.
   std::vector<Sample> Live() const;
@@ -90,8 +103,11 @@ class AllocationSampler {
     return static_cast<size_t>((address.value() * 0x9e3779b97f4a7c15) >> 50);
   }
   // The slow ways.
-  void Consider(DeviceAddress address, Bytes size, uint64_t weight);
+  bool Consider(DeviceAddress address, Bytes size, uint64_t weight);
   void Forget(DeviceAddress address);
+  bool Keep(Sample sample) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<Sample> Take(DeviceAddress address)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t DrawInterval() const;
 
   static thread_local constinit Countdown this_thread_;

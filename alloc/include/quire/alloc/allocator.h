@@ -38,6 +38,7 @@
 
 namespace quire {
 
+class AllocationSampler;
 class QuiescentSection;
 
 // Of one allocator, and of no other of the process. 0 names none.
@@ -122,6 +123,11 @@ struct DeviceAllocatorOptions {
   // owner, to have it again without a lock; default: 4 GiB, and never more than
   // a quarter of the pool. Whoever is short of memory has it at once.
   std::optional<Bytes> thread_cache;
+  // Of one allocation in so many bytes, on average, the callers are kept, for
+  // leak reports and snapshots (AllocationSampler). Those, and their frees,
+  // take the lock; the others pay a subtraction. 0: none is sampled, at no
+  // cost.
+  Bytes sample_interval;
 };
 
 class DeviceAllocator {
@@ -260,6 +266,9 @@ class DeviceAllocator {
   // reclaimer, of which it is not known whose it is. O(owners).
   Bytes GetLargestPossible(OwnerId owner = kUnnamedOwner) const;
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
+  // Who made the live allocations that are sampled; null where none are. Lives
+  // as long as the allocator.
+  const AllocationSampler* sampler() const;
   absl::Status CheckInvariants() const;
 
  private:

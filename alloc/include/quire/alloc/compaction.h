@@ -23,7 +23,7 @@ namespace quire {
 struct CompactionReport {
   uint64_t moves = 0;  // allocations that were copied
   Bytes bytes_moved;
-  PageCount pages_freed;
+  PageCount pages_freed;  // less those that it took itself
   uint64_t driver_calls = 0;
   double seconds = 0.0;
 };

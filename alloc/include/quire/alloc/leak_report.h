@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "quire/alloc/allocation_sampler.h"
 #include "quire/alloc/runtime.h"
 #include "quire/alloc/units.h"
 
@@ -24,7 +23,7 @@ struct LeakReport {
     uint64_t count = 0;
     Bytes total;
   };
-  // Where sampled ones were made.
+  // Where sampled ones were made (RuntimeOptions::sample_interval).
   struct Site {
     std::vector<std::string> callers;  // innermost first
     uint64_t samples = 0;
@@ -44,8 +43,6 @@ struct LeakReport {
 struct LeakOptions {
   // Only this owner and those below it; nullopt: all.
   std::optional<OwnerId> owner;
-  // Who made them, where one was told of the allocations; null: not known.
-  const AllocationSampler* sampler = nullptr;
   // Of each report, the most that are listed.
   size_t groups = 8;
   size_t sites = 4;

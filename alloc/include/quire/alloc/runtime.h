@@ -30,6 +30,9 @@ struct RuntimeOptions {
   // Told of the compactions of the allocators; null: nobody. Outlives the
   // runtime.
   CompactionListener* listener = nullptr;
+  // DeviceAllocatorOptions: callers of one allocation in so many bytes; 0: of
+  // none.
+  Bytes sample_interval;
 };
 
 class Runtime {
