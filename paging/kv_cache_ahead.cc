@@ -8,14 +8,9 @@
 #include <optional>
 
 #include "paging/kv_cache_impl.h"
-#include "paging/process_check.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
-
-absl::Status KvCache::Impl::CheckProcess() const {
-  return quire::CheckProcess(*memory_);
-}
 
 uint64_t KvCache::Impl::Now() const {
   if (options_.page_ahead.clock) return options_.page_ahead.clock();

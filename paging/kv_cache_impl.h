@@ -1,5 +1,6 @@
-// The state of a KvCache. Internal: kv_cache.cc holds the sequences,
-// kv_cache_backing.cc the pages under them, kv_cache_ahead.cc maps pages that
+// The state of a KvCache. Internal: kv_cache.cc is the public face,
+// kv_cache_sequences.cc holds the sequences, kv_cache_backing.cc the pages under
+// them, kv_cache_report.cc tells of both, kv_cache_ahead.cc maps pages that
 // will be needed, kv_cache_window.cc drops tokens that no kernel sees,
 // kv_cache_prefix.cc is what is kept of sequences that are gone, and
 // kv_cache_share.cc how sequences share.
@@ -94,10 +95,6 @@ class KvCache::Impl {
   absl::Status StartAhead();
   absl::StatusOr<PageCount> PrepareAhead(std::optional<uint32_t> steps)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
-
-  // kFailedPrecondition in a forked child, where a lock may be held by a thread
-  // that is not there.
-  absl::Status CheckProcess() const;
 
   uint64_t AdmissibleTokens() const ABSL_LOCKS_EXCLUDED(state_mutex_);
   CacheUse Use() const ABSL_LOCKS_EXCLUDED(state_mutex_);

@@ -1,0 +1,193 @@
+// What a KvCache tells: views, lengths, figures, and whether they hold.
+
+#include "absl/strings/str_cat.h"
+#include "paging/kv_cache_impl.h"
+#include "quire/alloc/internal_checks.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+
+absl::Status KvCache::Impl::CheckLayer(uint32_t layer) const {
+  const uint32_t layers = geometry_.layout().layers();
+  if (layer < layers) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("KV cache: no layer ", layer, " of ", layers));
+}
+
+absl::StatusOr<KvLayerView> KvCache::Impl::View(SequenceId id,
+                                                uint32_t layer) const {
+  const KvLayout& layout = geometry_.layout();
+  QUIRE_RETURN_IF_ERROR(CheckLayer(layer));
+  const KvLayout::LayerPlace& place = layout.PlaceOf(layer);
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "view");
+  const uint64_t region = sequences_[*slot].region->range()->address().value();
+  const auto at = [&](const KvLayout::SidePlace& side, Bytes offset) {
+    return DeviceAddress(region + geometry_.Offset(side.group).value() +
+                         offset.value());
+  };
+  KvLayerView view;
+  view.keys = at(place.keys, place.keys.offset);
+  view.values = at(place.values, place.values.offset);
+  view.row_stride = place.keys.row_stride;
+  view.value_stride = place.values.row_stride;
+  view.key_scales = at(place.keys, place.keys.scales);
+  view.value_scales = at(place.values, place.values.scales);
+  return view;
+}
+
+absl::StatusOr<uint64_t> KvCache::Impl::Length(SequenceId id) const {
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "measure");
+  return sequences_[*slot].length;
+}
+
+uint64_t KvCache::Impl::AdmissibleTokens() const {
+  {
+    MutexLock lock(&state_mutex_);
+    if (!HasFreeSlot()) return 0;
+  }
+  const auto pages =
+      CheckedSubtract(GetSupply().in_all.value(), options_.headroom.value());
+  if (!pages) return 0;
+  // The longest length whose pages suffice: they grow with the length.
+  uint64_t fits = 0;
+  uint64_t too_long = geometry_.max_tokens() + 1;
+  while (too_long - fits > 1) {
+    const uint64_t middle = fits + (too_long - fits) / 2;
+    (geometry_.PagesOf(middle).value() <= *pages ? fits : too_long) = middle;
+  }
+  return fits;
+}
+
+CacheUse KvCache::Impl::Use() const {
+  Totals totals;
+  {
+    MutexLock lock(&state_mutex_);
+    totals = CountPages();
+  }
+  const auto bytes = [&](uint64_t pages) {
+    return Bytes(pages * geometry_.page_size().value());
+  };
+  CacheUse use;
+  use.held = bytes(totals.admitted + totals.parked);
+  use.needed = bytes(totals.needed().value());
+  use.capacity = SaturatingAdd(use.needed, bytes(GetSupply().in_all.value()));
+  return use;
+}
+
+absl::StatusOr<Bytes> KvCache::Impl::FreedByRelease(SequenceId id) const {
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "weigh");
+  const KvRegion& region = *sequences_[*slot].region;
+  return Bytes((region.committed().value() - region.spare().value() -
+                shared_.NeededElsewhere(region)) *
+               geometry_.page_size().value());
+}
+
+KvCacheStatistics KvCache::Impl::GetStatistics() const {
+  MutexLock lock(&state_mutex_);
+  const auto bytes = [&](uint64_t pages) {
+    return Bytes(pages * geometry_.page_size().value());
+  };
+  KvCacheStatistics statistics;
+  statistics.sequences =
+      static_cast<uint32_t>(sequences_.size() - free_slots_.size());
+  statistics.parked_regions = static_cast<uint32_t>(parked_.size());
+  statistics.tokens = tokens_;
+  for (const Sequence& sequence : sequences_) {
+    if (sequence.region)
+      statistics.used = SaturatingAdd(statistics.used, KeptBytes(sequence));
+  }
+  const Totals pages = CountPages();
+  statistics.committed = bytes(pages.admitted);
+  statistics.parked = bytes(pages.parked);
+  statistics.cached_prefixes = bytes(pages.cached);
+  statistics.reclaimable = bytes(pages.spare);
+  statistics.shared =
+      bytes(shared_.excess().admitted + shared_.excess().parked);
+  statistics.reserved = bytes((statistics.sequences + parked_.size()) *
+                              geometry_.pages().value());
+  statistics.adoptions = adoptions_;
+  statistics.steps = steps_;
+  statistics.steps_without_mapping = steps_without_mapping_;
+  statistics.steps_waited = steps_waited_;
+  statistics.runs_mapped = runs_mapped_;
+  statistics.runs_mapped_ahead = runs_mapped_ahead_;
+  statistics.pages_mapped_ahead = pages_mapped_ahead_;
+  statistics.steps_ahead = horizon_.steps();
+  statistics.prompts = prompts_;
+  statistics.prompt_tokens = prompt_tokens_;
+  statistics.prefix_hits = prefix_hits_;
+  statistics.prefix_tokens = prefix_tokens_;
+  statistics.prefixes_evicted = prefixes_evicted_;
+  statistics.forks = forks_;
+  statistics.pages_unshared = pages_unshared_;
+  return statistics;
+}
+
+absl::Status KvCache::Impl::CheckRegion(const KvRegion& region,
+                                        Totals* counted) const {
+  QUIRE_RETURN_IF_ERROR(region.CheckInvariants());
+  for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
+    const PageCount live = memory_->CommittedPages(
+        region.range(), geometry_.FirstPage(group),
+        geometry_.PagesOf(group, geometry_.max_tokens()));
+    if (live != region.live(group))
+      return absl::InternalError(
+          absl::StrCat("group ", group, " has ", live.value(),
+                       " live pages, kept ", region.live(group).value()));
+    const PageRun gap = region.Gap(group);
+    if (!memory_->CommittedPages(region.range(), SlotInRange(gap), gap.count)
+             .zero())
+      return absl::InternalError(
+          absl::StrCat("group ", group, " has pages in its gap"));
+  }
+  counted->Add(region);
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Impl::CheckInvariants() const {
+  MutexLock operation(&operation_mutex_);
+  MutexLock lock(&state_mutex_);
+  Totals counted;
+  uint64_t tokens = 0;
+  size_t free = 0;
+  for (size_t slot = 0; slot < sequences_.size(); ++slot) {
+    const Sequence& sequence = sequences_[slot];
+    if (!sequence.region) {
+      ++free;
+      continue;
+    }
+    const KvRegion& region = *sequence.region;
+    QUIRE_RETURN_IF_ERROR(CheckRegion(region, &counted));
+    if (region.parked() || sequence.length > region.used_tokens() ||
+        region.MappingWork(region.used_tokens()) != PageCount(0))
+      return absl::InternalError(
+          absl::StrCat("sequence ", IdOf(slot).value(), " of ", sequence.length,
+                       " tokens is not backed for ", region.used_tokens()));
+    tokens += sequence.length;
+  }
+  for (const KvRegion* region : parked_.OldestFirst()) {
+    QUIRE_RETURN_IF_ERROR(CheckRegion(*region, &counted));
+    if (!region->parked() || region->used_tokens() != 0)
+      return absl::InternalError("a parked region is in use");
+  }
+  if (free != free_slots_.size() || tokens != tokens_ || counted != totals_ ||
+      CountPages().spare != reclaimable_.load(std::memory_order_relaxed))
+    return absl::InternalError(absl::StrCat(
+        "counted ", free, " free slots, ", tokens, " tokens and ",
+        counted.admitted, " admitted, ", counted.parked, " parked, ",
+        counted.spare, " spare pages; kept ", free_slots_.size(), ", ", tokens_,
+        ", ", totals_.admitted, ", ", totals_.parked, ", ", totals_.spare));
+  return CheckSharing();
+}
+
+void KvCache::Impl::CheckAfterMutation() const {
+  if constexpr (kInternalChecks) RequireInvariant(CheckInvariants());
+}
+
+}  // namespace quire
