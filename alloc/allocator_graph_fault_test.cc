@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/strings/str_cat.h"
 #include "alloc/testing/allocator_graph_fixture.h"
 #include "alloc/testing/expect_status.h"
 #include "quire/alloc/allocator.h"
@@ -57,7 +58,7 @@ TEST_F(AllocatorGraphFaultTest, AnOwnerWithAPoolCannotSleep) {
   const auto section = QuiescentSection::Begin(memory_.get(), {});
   ASSERT_TRUE(section.ok()) << section.status();
   const GraphPoolId pool = CreatePool(kOwner);
-  EXPECT_STATUS(kFailedPrecondition, "graph pool 1",
+  EXPECT_STATUS(kFailedPrecondition, absl::StrCat("graph pool ", pool.value()),
                 allocator_->Sleep(*section, kOwner).status());
   Release(pool);
   EXPECT_TRUE(allocator_->Sleep(*section, kOwner).ok());
