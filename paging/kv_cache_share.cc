@@ -230,7 +230,12 @@ absl::Status KvCache::Impl::CopyRows(KvRegion* holder, KvRegion* target,
   }
   if (rows.empty()) return absl::OkStatus();
   // The holder keeps one fence: what runs on other streams cannot be added.
-  QUIRE_RETURN_IF_ERROR(holder->WaitForOthers(stream));
+  std::vector<Fence> others;
+  {
+    MutexLock lock(&state_mutex_);
+    others = holder->FencesOffStream(stream);
+  }
+  for (const Fence& other : others) QUIRE_RETURN_IF_ERROR(other.Wait());
   absl::Status status;
   for (const auto& [group, offset, size] : rows) {
     status = memory_->driver()->CopyOnDevice(AddressOf(*target, group, offset),
@@ -254,10 +259,12 @@ absl::Status KvCache::Impl::Unshare(size_t sequence) {
   };
   std::vector<Slot> slots;
   KvRegion* region = nullptr;
+  Fence fence;
   const uint64_t page = geometry_.page_size().value();
   {
     MutexLock lock(&state_mutex_);
     region = sequences_[sequence].region.get();
+    fence = region->fence();
     const uint64_t length = sequences_[sequence].length;
     for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
       // After a Shrink a part ends with the page of its last row.
@@ -272,7 +279,7 @@ absl::Status KvCache::Impl::Unshare(size_t sequence) {
   }
   if (slots.empty()) return absl::OkStatus();
   // Kernels that were queued before the Shrink read the page where it is.
-  QUIRE_RETURN_IF_ERROR(region->fence().Wait());
+  QUIRE_RETURN_IF_ERROR(fence.Wait());
   Driver* const driver = memory_->driver();
   const PageCount count(slots.size());
   QUIRE_ASSIGN_OR_RETURN(AddressRange* const fresh,

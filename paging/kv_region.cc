@@ -295,12 +295,12 @@ bool KvRegion::HasCooled() const {
   });
 }
 
-absl::Status KvRegion::WaitForOthers(StreamId stream) const {
+std::vector<Fence> KvRegion::FencesOffStream(StreamId stream) const {
+  std::vector<Fence> fences;
   for (const Fence* fence : {&fence_, &readers_}) {
-    if (!IsOnStreams(*fence, std::span(&stream, 1)))
-      QUIRE_RETURN_IF_ERROR(fence->Wait());
+    if (!IsOnStreams(*fence, std::span(&stream, 1))) fences.push_back(*fence);
   }
-  return absl::OkStatus();
+  return fences;
 }
 
 absl::Status KvRegion::CheckInvariants() const {

@@ -217,8 +217,9 @@ class KvRegion {
   PrefixEntryId prefix() const { return prefix_; }
   void set_prefix(PrefixEntryId prefix) { prefix_ = prefix; }
   // Others copy from the region on `stream` until `fence` completes. Before
-  // they are queued, WaitForOthers waits for what was queued on other streams.
-  absl::Status WaitForOthers(StreamId stream) const;
+  // they are queued, FencesOffStream, of what was queued on other streams, must
+  // be complete: the caller waits, without the lock.
+  std::vector<Fence> FencesOffStream(StreamId stream) const;
   void AddReader(const Fence& fence) { fence_ = readers_ = fence; }
 
   // An error names what does not hold.

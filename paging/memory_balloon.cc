@@ -48,6 +48,12 @@ class MemoryBalloon::Impl : public MemoryHooks {
 
   absl::Status Start();
   bool in_forked_child() const { return memory_->in_forked_child(); }
+  absl::Status CheckNotForked() const {
+    return in_forked_child()
+               ? absl::FailedPreconditionError(
+                     "a memory balloon of the parent, in a forked child")
+               : absl::OkStatus();
+  }
   absl::Status AddOwner(OwnerId owner, Bytes min, Bytes max)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Sync() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -389,13 +395,22 @@ MemoryBalloon::~MemoryBalloon() {
   if (impl_->in_forked_child()) (void)impl_.release();
 }
 
+// The locks may be held by threads that a forked child does not have.
 absl::Status MemoryBalloon::AddOwner(OwnerId owner, Bytes min, Bytes max) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->AddOwner(owner, min, max);
 }
-absl::Status MemoryBalloon::Sync() { return impl_->Sync(); }
+absl::Status MemoryBalloon::Sync() {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
+  return impl_->Sync();
+}
 absl::Status MemoryBalloon::EnsureRoom(Bytes room) {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
   return impl_->EnsureRoom(room);
 }
-absl::Status MemoryBalloon::health() const { return impl_->health(); }
+absl::Status MemoryBalloon::health() const {
+  QUIRE_RETURN_IF_ERROR(impl_->CheckNotForked());
+  return impl_->health();
+}
 
 }  // namespace quire
