@@ -17,7 +17,7 @@ constexpr uint64_t kTolerance = uint64_t{8} << 20;
 
 // ThreadSanitizer keeps four bytes of its own, anonymous ones, for each byte
 // that it sees touched: so it must not see these.
-[[gnu::no_sanitize("thread"), gnu::noinline]] void TouchPages(void* memory) {
+__attribute__((no_sanitize("thread"), noinline)) void TouchPages(void* memory) {
   constexpr size_t kPage = 4096;
   for (size_t at = 0; at < kSize; at += kPage)
     static_cast<volatile char*>(memory)[at] = 1;
