@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "paging/process_check.h"
 #include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/mutex.h"
 #include "quire/alloc/status_macros.h"
@@ -48,12 +49,7 @@ class MemoryBalloon::Impl : public MemoryHooks {
 
   absl::Status Start();
   bool in_forked_child() const { return memory_->in_forked_child(); }
-  absl::Status CheckNotForked() const {
-    return in_forked_child()
-               ? absl::FailedPreconditionError(
-                     "a memory balloon of the parent, in a forked child")
-               : absl::OkStatus();
-  }
+  absl::Status CheckNotForked() const { return CheckProcess(*memory_); }
   absl::Status AddOwner(OwnerId owner, Bytes min, Bytes max)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Sync() ABSL_LOCKS_EXCLUDED(mutex_);

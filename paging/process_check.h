@@ -1,5 +1,5 @@
-// What a cache answers in a forked child, where a thread that is not there may
-// hold its locks.
+// What a cache, or what sizes its memory, answers in a forked child, where a
+// thread that is not there may hold its locks.
 
 #ifndef QUIRE_PAGING_PROCESS_CHECK_H_
 #define QUIRE_PAGING_PROCESS_CHECK_H_
@@ -12,7 +12,7 @@ namespace quire {
 inline absl::Status CheckProcess(const DeviceMemory& memory) {
   if (!memory.in_forked_child()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "this process was forked from the one whose KV cache this is: only that "
+      "this process was forked from the one whose KV memory this is: only that "
       "one can use it");
 }
 
