@@ -123,7 +123,7 @@ std::vector<std::string> Advise(const ModelPlan& plan, const KvLayout& layout,
                                   " is the longest that fits"));
   }
   if (options.kv_dtype == KvDType::kF32) {
-    advice.push_back("--kv-dtype f16 halves the keys and values");
+    advice.emplace_back("--kv-dtype f16 halves the keys and values");
   }
   const Bytes four_bits(static_cast<uint64_t>(
       static_cast<double>(plan.parameters) * kBitsOfFourBitWeights / 8));
