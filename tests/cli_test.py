@@ -351,7 +351,12 @@ class VerbTest(unittest.TestCase):
         self.assertLessEqual(error / largest, expect["rtol"])
 
     def test_quantized_checkpoint_runs(self):
-        case = golden_case("plain")
+        self.check_quantization(golden_case("plain"))
+
+    def test_quantized_checkpoint_of_another_family_runs(self):
+        self.check_quantization(golden_case("qwen3-plain"))
+
+    def check_quantization(self, case):
         tokens = sorted((GOLDEN / "tokenizers").iterdir())[0]
         model = self.folder / "model"
         model.mkdir()

@@ -64,6 +64,9 @@ GoldenCase ReadGoldenCase(const fs::path& folder) {
   GoldenCase result;
   result.name = folder.filename();
   result.folder = folder;
+  result.model = expect.contains("model")
+                     ? folder / expect.at("model").get<std::string>()
+                     : folder;
   result.prompt = expect.at("prompt").get<std::vector<TokenId>>();
   result.greedy = expect.at("greedy").get<std::vector<TokenId>>();
   result.rtol = expect.at("rtol").get<double>();

@@ -76,7 +76,7 @@ void CheckCase(const fs::path& folder, uint32_t layers_per_row) {
   const GoldenCase golden = ReadGoldenCase(folder);
   SessionOptions options = ExactOptions();
   options.layers_per_row = layers_per_row;
-  const std::unique_ptr<Session> session = Open(folder, options);
+  const std::unique_ptr<Session> session = Open(golden.model, options);
   ASSERT_NE(session, nullptr);
   std::vector<float> logits;
   const absl::Status status =
@@ -118,12 +118,13 @@ TEST_P(SharedGoldenTest, LogitsAndTokensAreThoseOfTransformers) {
   CheckCase(GetParam(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, SharedGoldenTest,
-                         testing::ValuesIn(FindGoldenCases(
-                             kSharedCases, {"plain-", "gptq-w", "gptq-dynamic",
-                                            "arch-smollm2", "arch-llama3-rope",
-                                            "arch-llama-linear-rope"})),
-                         CaseName);
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SharedGoldenTest,
+    testing::ValuesIn(FindGoldenCases(kSharedCases,
+                                      {"plain-", "gptq-w", "gptq-dynamic",
+                                       "arch-smollm2", "arch-llama3-rope",
+                                       "arch-llama-linear-rope", "arch-qwen"})),
+    CaseName);
 // Where the set is not there.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SharedGoldenTest);
 

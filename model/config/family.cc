@@ -17,6 +17,8 @@ constexpr TensorNames kHuggingFaceNames = {
     .key = "self_attn.k_proj",
     .value = "self_attn.v_proj",
     .attention_output = "self_attn.o_proj",
+    .query_norm = "self_attn.q_norm",
+    .key_norm = "self_attn.k_norm",
     .ffn_norm = "post_attention_layernorm",
     .gate = "mlp.gate_proj",
     .up = "mlp.up_proj",
@@ -34,14 +36,39 @@ constexpr TensorNames kGgufNames = {
     .key = "attn_k",
     .value = "attn_v",
     .attention_output = "attn_output",
+    .query_norm = "attn_q_norm",
+    .key_norm = "attn_k_norm",
     .ffn_norm = "ffn_norm",
     .gate = "ffn_gate",
     .up = "ffn_up",
     .down = "ffn_down",
 };
 
-constexpr std::array<FamilyTraits, 1> kFamilies = {{
-    {.model_type = "llama", .gguf_architecture = "llama"},
+// transformers' models/*/configuration_*.py and modeling_*.py, llama.cpp's
+// convert_hf_to_gguf.py.
+constexpr std::array<FamilyTraits, 3> kFamilies = {{
+    {.model_type = "llama",
+     .gguf_architecture = "llama",
+     .transformers_class = "LlamaForCausalLM",
+     .gguf_pairing = RopePairing::kInterleaved,
+     .reads_attention_bias = true,
+     .reads_mlp_bias = true},
+    {.model_type = "qwen2",
+     .gguf_architecture = "qwen2",
+     .transformers_class = "Qwen2ForCausalLM",
+     .gguf_pairing = RopePairing::kHalf,
+     .has_qkv_bias = true,
+     .reads_sliding_window = true,
+     .default_max_positions = 32768},
+    {.model_type = "qwen3",
+     .gguf_architecture = "qwen3",
+     .transformers_class = "Qwen3ForCausalLM",
+     .gguf_pairing = RopePairing::kHalf,
+     .reads_attention_bias = true,
+     .has_head_norms = true,
+     .reads_sliding_window = true,
+     .default_head_dim = 128,
+     .default_max_positions = 32768},
 }};
 
 }  // namespace

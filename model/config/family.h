@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "quire/loader/checkpoint.h"
+#include "quire/model/ops.h"
 
 namespace quire {
 
@@ -23,6 +24,8 @@ struct TensorNames {
   const char* key;
   const char* value;
   const char* attention_output;
+  const char* query_norm;  // of each head
+  const char* key_norm;
   const char* ffn_norm;
   const char* gate;
   const char* up;
@@ -36,8 +39,24 @@ struct TensorNames {
 const TensorNames& NamesFor(CheckpointFormat format);
 
 struct FamilyTraits {
-  const char* model_type;         // config.json's
-  const char* gguf_architecture;  // general.architecture
+  const char* model_type;          // config.json's
+  const char* gguf_architecture;   // general.architecture
+  const char* transformers_class;  // that config.json names
+  // How llama.cpp's converter leaves the rows of queries and keys.
+  RopePairing gguf_pairing;
+  // Queries, keys and values have biases, whatever the configuration says.
+  bool has_qkv_bias = false;
+  // config.json's field of that name gives all linears of the attention, or of
+  // the FFN, biases.
+  bool reads_attention_bias = false;
+  bool reads_mlp_bias = false;
+  // Queries and keys are normalised, head by head, before the rotation.
+  bool has_head_norms = false;
+  // config.json's use_sliding_window limits what layers see.
+  bool reads_sliding_window = false;
+  // Where config.json does not say; 0: hidden size / heads.
+  uint32_t default_head_dim = 0;
+  uint64_t default_max_positions = 2048;
 };
 
 // Null where the family is not supported.

@@ -107,6 +107,54 @@ absl::StatusOr<RopeConfig> ParseRope(const JsonFields& fields) {
   return rope;
 }
 
+// Whether `layer` has a window: transformers 5 lists the kinds of layers,
+// transformers 4 gives the first with a window.
+absl::StatusOr<bool> IsWindowed(const JsonFields& fields, uint32_t layer) {
+  if (!fields.Has("layer_types")) {
+    QUIRE_ASSIGN_OR_RETURN(const uint64_t first,
+                           fields.GetUintOr("max_window_layers", 28));
+    return layer >= first;
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> types,
+                         fields.GetStrings("layer_types"));
+  return layer < types.size() && types[layer] == "sliding_attention";
+}
+
+// Windows that hide something are refused: without them the tokens would be
+// others. Many configurations have a sliding_window that is not used.
+absl::Status CheckSlidingWindow(const JsonFields& fields,
+                                const ModelConfig& config) {
+  QUIRE_ASSIGN_OR_RETURN(const bool used,
+                         fields.GetBoolOr("use_sliding_window", false));
+  if (!used) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t window,
+                         fields.GetUintOr("sliding_window", 4096));
+  if (window >= config.max_positions) return absl::OkStatus();
+  for (uint32_t layer = 0; layer < config.layers; ++layer) {
+    QUIRE_ASSIGN_OR_RETURN(const bool windowed, IsWindowed(fields, layer));
+    if (windowed)
+      return absl::UnimplementedError(absl::StrCat(
+          fields.where(), ": use_sliding_window: the window of ", window,
+          " tokens in layer ", layer, " is not supported for this family"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadBiases(const JsonFields& fields, const FamilyTraits& family,
+                        ModelConfig* config) {
+  config->qkv_bias = family.has_qkv_bias;
+  if (family.reads_attention_bias) {
+    QUIRE_ASSIGN_OR_RETURN(config->attention_output_bias,
+                           fields.GetBoolOr("attention_bias", false));
+    config->qkv_bias |= config->attention_output_bias;
+  }
+  if (family.reads_mlp_bias) {
+    QUIRE_ASSIGN_OR_RETURN(config->ffn_bias,
+                           fields.GetBoolOr("mlp_bias", false));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
   const JsonFields fields(checkpoint.config(),
                           checkpoint.folder() + "/config.json");
@@ -115,7 +163,8 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
         fields.where(), ": there is none, so the model's shape is unknown"));
   ModelConfig config;
   QUIRE_ASSIGN_OR_RETURN(config.family, fields.GetString("model_type"));
-  if (FindFamily(checkpoint.format(), config.family) == nullptr)
+  const FamilyTraits* family = FindFamily(checkpoint.format(), config.family);
+  if (family == nullptr)
     return absl::UnimplementedError(
         absl::StrCat(fields.where(), ": models of type \"", config.family,
                      "\" are not supported; supported: ", SupportedFamilies()));
@@ -137,19 +186,25 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
   QUIRE_RETURN_IF_ERROR(ReadDimensionOr(fields, "num_key_value_heads",
                                         config.heads, &config.kv_heads));
   // Never derived where it is given: the two differ in some models.
-  if (!fields.Has("head_dim") && config.hidden_size % config.heads != 0)
+  const bool derive_head_dim =
+      !fields.Has("head_dim") && family->default_head_dim == 0;
+  if (derive_head_dim && config.hidden_size % config.heads != 0)
     return fields.Error("hidden_size",
                         absl::StrCat("is ", config.hidden_size,
                                      ", no multiple of the ", config.heads,
                                      " attention heads, and there is no "
                                      "head_dim"));
-  QUIRE_RETURN_IF_ERROR(ReadDimensionOr(
-      fields, "head_dim", config.hidden_size / config.heads, &config.head_dim));
+  QUIRE_RETURN_IF_ERROR(
+      ReadDimensionOr(fields, "head_dim",
+                      derive_head_dim ? config.hidden_size / config.heads
+                                      : std::max(family->default_head_dim, 1u),
+                      &config.head_dim));
   QUIRE_RETURN_IF_ERROR(
       ReadDimension(fields, "vocab_size", &config.vocab_size));
   QUIRE_ASSIGN_OR_RETURN(
       config.max_positions,
-      fields.GetUintOr("max_position_embeddings", 2048, 1, uint64_t{1} << 40));
+      fields.GetUintOr("max_position_embeddings", family->default_max_positions,
+                       1, uint64_t{1} << 40));
   QUIRE_ASSIGN_OR_RETURN(const double epsilon,
                          ReadPositive(fields, "rms_norm_eps", 1e-6));
   config.norm_epsilon = static_cast<float>(epsilon);
@@ -157,6 +212,10 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
                          fields.GetBoolOr("tie_word_embeddings", false));
   config.has_own_head =
       fields.Has("tie_word_embeddings") && !config.tied_embeddings;
+  config.head_norms = family->has_head_norms;
+  QUIRE_RETURN_IF_ERROR(ReadBiases(fields, *family, &config));
+  if (family->reads_sliding_window)
+    QUIRE_RETURN_IF_ERROR(CheckSlidingWindow(fields, config));
   QUIRE_ASSIGN_OR_RETURN(config.rope, ParseRope(fields));
   QUIRE_RETURN_IF_ERROR(CheckShape(config, fields.where()));
   return config;
@@ -180,6 +239,8 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
   };
   ModelConfig config;
   config.family = family->model_type;
+  config.qkv_bias = family->has_qkv_bias;
+  config.head_norms = family->has_head_norms;
   QUIRE_RETURN_IF_ERROR(
       ReadDimension(fields, key("embedding_length"), &config.hidden_size));
   QUIRE_RETURN_IF_ERROR(ReadDimension(fields, key("feed_forward_length"),
@@ -219,8 +280,7 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
   config.norm_epsilon = static_cast<float>(epsilon);
   config.tied_embeddings = checkpoint.Find("output.weight") == nullptr;
 
-  // llama.cpp's converter reorders the rows of Q and K for pairs (2i, 2i + 1).
-  config.rope.pairing = RopePairing::kInterleaved;
+  config.rope.pairing = family->gguf_pairing;
   QUIRE_ASSIGN_OR_RETURN(
       config.rope.theta,
       ReadPositive(fields, key("rope.freq_base"), config.rope.theta));

@@ -42,8 +42,12 @@ class ModelConfigTest : public testing::Test {
 
   // A sound configuration with `extra` fields before the others.
   static std::string Config(const std::string& extra) {
-    return "{" + extra + (extra.empty() ? "" : ",") +
-           R"("model_type": "llama", "hidden_size": 96, "vocab_size": 320,
+    return ConfigOf("llama", extra);
+  }
+  static std::string ConfigOf(const std::string& family,
+                              const std::string& extra) {
+    return "{" + extra + (extra.empty() ? "" : ",") + R"("model_type": ")" +
+           family + R"(", "hidden_size": 96, "vocab_size": 320,
               "intermediate_size": 192, "num_hidden_layers": 2,
               "num_attention_heads": 3, "rms_norm_eps": 1e-5})";
   }
@@ -98,6 +102,43 @@ TEST_F(ModelConfigTest, BothGenerationsOfRotaryFieldsAreRead) {
   EXPECT_EQ(current->rope.scaling, RopeScaling::kLlama3);
   EXPECT_EQ(current->rope.factor, 32);
   EXPECT_EQ(current->rope.original_max_positions, 8192);
+}
+
+TEST_F(ModelConfigTest, AFamilyDecidesOnBiasesAndNorms) {
+  const auto llama = Parse(Config(R"("attention_bias": true)"));
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  EXPECT_TRUE(llama->qkv_bias && llama->attention_output_bias);
+  EXPECT_FALSE(llama->ffn_bias || llama->head_norms);
+  const auto qwen2 = Parse(ConfigOf("qwen2", R"("attention_bias": true)"));
+  ASSERT_TRUE(qwen2.ok()) << qwen2.status();
+  EXPECT_TRUE(qwen2->qkv_bias);
+  EXPECT_FALSE(qwen2->attention_output_bias || qwen2->head_norms);
+  EXPECT_EQ(qwen2->head_dim, 32u);
+  EXPECT_EQ(qwen2->max_positions, 32768u);
+  const auto qwen3 = Parse(ConfigOf("qwen3", R"("mlp_bias": true)"));
+  ASSERT_TRUE(qwen3.ok()) << qwen3.status();
+  EXPECT_TRUE(qwen3->head_norms);
+  EXPECT_FALSE(qwen3->qkv_bias || qwen3->ffn_bias);
+  // Qwen3Config's default, whatever the hidden size.
+  EXPECT_EQ(qwen3->head_dim, 128u);
+}
+
+TEST_F(ModelConfigTest, AWindowThatIsUsedIsRefused) {
+  const std::string window = R"("sliding_window": 8, )";
+  for (const char* unused :
+       {R"("use_sliding_window": false, "max_window_layers": 0)",
+        R"("use_sliding_window": true, "max_window_layers": 2)",
+        R"("use_sliding_window": true, "max_position_embeddings": 8,
+           "max_window_layers": 0)",
+        R"("use_sliding_window": true, "max_window_layers": 0,
+           "layer_types": ["full_attention", "full_attention"])"})
+    EXPECT_TRUE(Parse(ConfigOf("qwen2", window + unused)).ok()) << unused;
+  for (const char* used :
+       {R"("use_sliding_window": true, "max_window_layers": 1)",
+        R"("use_sliding_window": true,
+           "layer_types": ["full_attention", "sliding_attention"])"})
+    ExpectError(ConfigOf("qwen3", window + used),
+                {"config.json", "use_sliding_window", "8", "layer 1"});
 }
 
 TEST_F(ModelConfigTest, EosIdsOfBothFilesAreJoined) {

@@ -80,6 +80,8 @@ void LayerRunner::Run(const DecoderLayer& layer,
   apply(layer.query, normed_, query_);
   apply(layer.key, normed_, key_);
   apply(layer.value, normed_, value_);
+  NormaliseHeads(layer.query_norm, tokens * config_->heads, query_);
+  NormaliseHeads(layer.key_norm, tokens * config_->kv_heads, key_);
   RunAttention(places, kv_dtype);
   observe(LinearInput::kAttentionOutput, attended_);
   apply(layer.attention_output, attended_, branch_);
@@ -93,6 +95,13 @@ void LayerRunner::Run(const DecoderLayer& layer,
   observe(LinearInput::kDown, gate_);
   apply(layer.down, gate_, branch_);
   AddInPlace(branch_.data, tokens * hidden, residual);
+}
+
+void LayerRunner::NormaliseHeads(const ParameterVector& norm, size_t heads,
+                                 const ActivationBuffer& values) {
+  if (norm.data == nullptr) return;
+  RmsNorm(values.data, norm.data, norm.dtype, config_->norm_epsilon, heads,
+          config_->head_dim, values.data, pool_);
 }
 
 void LayerRunner::RunAttention(std::span<const TokenPlace> places,

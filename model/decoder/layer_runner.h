@@ -85,6 +85,9 @@ class LayerRunner {
         pool_(pool),
         workspace_(runtime) {}
 
+  // In place, each head by itself; nothing without a norm.
+  void NormaliseHeads(const ParameterVector& norm, size_t heads,
+                      const ActivationBuffer& values);
   void RunAttention(std::span<const TokenPlace> places, KvDType kv_dtype);
 
   const ModelConfig* const config_;

@@ -160,21 +160,30 @@ absl::Status WeightBuilder::DescribeLayer(uint32_t index, DecoderLayer* layer) {
   QUIRE_RETURN_IF_ERROR(DescribeVector(name(names_.attention_norm), hidden,
                                        &layer->attention_norm));
   QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.query), config_.query_size(),
-                                       hidden, &layer->query));
-  QUIRE_RETURN_IF_ERROR(
-      DescribeLinear(name(names_.key), config_.kv_size(), hidden, &layer->key));
+                                       hidden, config_.qkv_bias,
+                                       &layer->query));
+  QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.key), config_.kv_size(),
+                                       hidden, config_.qkv_bias, &layer->key));
   QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.value), config_.kv_size(),
-                                       hidden, &layer->value));
-  QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.attention_output), hidden,
-                                       config_.query_size(),
-                                       &layer->attention_output));
+                                       hidden, config_.qkv_bias,
+                                       &layer->value));
+  QUIRE_RETURN_IF_ERROR(DescribeLinear(
+      name(names_.attention_output), hidden, config_.query_size(),
+      config_.attention_output_bias, &layer->attention_output));
+  if (config_.head_norms) {
+    QUIRE_RETURN_IF_ERROR(DescribeVector(name(names_.query_norm),
+                                         config_.head_dim, &layer->query_norm));
+    QUIRE_RETURN_IF_ERROR(DescribeVector(name(names_.key_norm),
+                                         config_.head_dim, &layer->key_norm));
+  }
   QUIRE_RETURN_IF_ERROR(
       DescribeVector(name(names_.ffn_norm), hidden, &layer->ffn_norm));
-  QUIRE_RETURN_IF_ERROR(
-      DescribeLinear(name(names_.gate), ffn, hidden, &layer->gate));
-  QUIRE_RETURN_IF_ERROR(
-      DescribeLinear(name(names_.up), ffn, hidden, &layer->up));
-  return DescribeLinear(name(names_.down), hidden, ffn, &layer->down);
+  QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.gate), ffn, hidden,
+                                       config_.ffn_bias, &layer->gate));
+  QUIRE_RETURN_IF_ERROR(DescribeLinear(name(names_.up), ffn, hidden,
+                                       config_.ffn_bias, &layer->up));
+  return DescribeLinear(name(names_.down), hidden, ffn, config_.ffn_bias,
+                        &layer->down);
 }
 
 absl::Status WeightBuilder::DescribeEmbedding() {
@@ -198,7 +207,7 @@ absl::Status WeightBuilder::DescribeOutput() {
                        ": the configuration ties it to the embedding, but the "
                        "checkpoint has its own; the checkpoint's is used"));
     return DescribeLinear(module, config_.vocab_size, config_.hidden_size,
-                          &weights_->output_);
+                          /*needs_bias=*/false, &weights_->output_);
   }
   // Tying the head to the embedding would give fluent nonsense where a shard is
   // missing.
@@ -275,7 +284,9 @@ absl::Status WeightBuilder::DescribeDense(const TensorInfo& tensor,
 absl::Status WeightBuilder::DescribeLinear(const std::string& module,
                                            uint64_t out_features,
                                            uint64_t in_features,
-                                           Linear* linear) {
+                                           bool needs_bias, Linear* linear) {
+  if (needs_bias)
+    QUIRE_RETURN_IF_ERROR(Require(absl::StrCat(module, ".bias")).status());
   const auto quantised = module_by_name_.find(module);
   if (quantised != module_by_name_.end())
     return DescribeGptq(*quantised->second, out_features, in_features, linear);

@@ -62,8 +62,11 @@ class WeightBuilder {
   absl::Status DescribeOutput();
   absl::Status DescribeVector(const std::string& module, uint64_t size,
                               ParameterVector* vector);
+  // `needs_bias`: the model has one there. One that is there without need is
+  // taken as well.
   absl::Status DescribeLinear(const std::string& module, uint64_t out_features,
-                              uint64_t in_features, Linear* linear);
+                              uint64_t in_features, bool needs_bias,
+                              Linear* linear);
   absl::Status DescribeDense(const TensorInfo& tensor, uint64_t out_features,
                              uint64_t in_features, DenseMatrix* matrix);
   absl::Status DescribeGptq(const GptqModule& module, uint64_t out_features,

@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "model/config/family.h"
 #include "model/config/file_io.h"
 #include "model/quantizer/quantization_grid.h"
 #include "quire/alloc/status_macros.h"
@@ -65,7 +66,9 @@ json RopeScalingJson(const RopeConfig& rope) {
 // config.json of a model that came without one.
 json ConfigFromGguf(const Checkpoint& source, const ModelConfig& config,
                     bool attention_bias) {
-  json result = {{"architectures", {"LlamaForCausalLM"}},
+  const FamilyTraits* const family =
+      FindFamily(CheckpointFormat::kSafetensors, config.family);
+  json result = {{"architectures", {family->transformers_class}},
                  {"model_type", config.family},
                  {"hidden_act", "silu"},
                  {"hidden_size", config.hidden_size},

@@ -96,6 +96,19 @@ const std::array<LayerLinear, kLayerLinears>& LayerLinears() {
   return kLinears;
 }
 
+std::vector<LayerNorm> LayerNorms(const DecoderLayer& layer,
+                                  const ModelConfig& config) {
+  const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
+  std::vector<LayerNorm> norms = {
+      {names.attention_norm, &layer.attention_norm, config.hidden_size},
+      {names.ffn_norm, &layer.ffn_norm, config.hidden_size}};
+  if (config.head_norms) {
+    norms.push_back({names.query_norm, &layer.query_norm, config.head_dim});
+    norms.push_back({names.key_norm, &layer.key_norm, config.head_dim});
+  }
+  return norms;
+}
+
 LayerCalibration::LayerCalibration(const ModelConfig& config) {
   // In the order of LinearInput.
   for (const uint64_t features :
@@ -200,12 +213,10 @@ void AppendLayerEntries(const DecoderLayer& source, const ModelConfig& config,
     if (linear.bias.data != nullptr)
       entries->push_back({name + ".bias", DType::kF32, {out}});
   }
-  entries->push_back({absl::StrCat(prefix, names.attention_norm, ".weight"),
-                      ExportedType(source.attention_norm.dtype),
-                      {config.hidden_size}});
-  entries->push_back({absl::StrCat(prefix, names.ffn_norm, ".weight"),
-                      ExportedType(source.ffn_norm.dtype),
-                      {config.hidden_size}});
+  for (const LayerNorm& norm : LayerNorms(source, config))
+    entries->push_back({absl::StrCat(prefix, norm.module, ".weight"),
+                        ExportedType(norm.vector->dtype),
+                        {norm.size}});
 }
 
 }  // namespace quire

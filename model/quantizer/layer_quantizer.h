@@ -32,6 +32,15 @@ struct LayerLinear {
 };
 const std::array<LayerLinear, kLayerLinears>& LayerLinears();
 
+// The vectors of a layer that are written as they are.
+struct LayerNorm {
+  const char* module;
+  const ParameterVector* vector;
+  uint64_t size;
+};
+std::vector<LayerNorm> LayerNorms(const DecoderLayer& layer,
+                                  const ModelConfig& config);
+
 // What a layer's linears see during calibration. Two passes: add the inputs of
 // every sequence, then factor.
 class LayerCalibration {

@@ -258,12 +258,10 @@ absl::StatusOr<QuantizeReport> WriteQuantized(
         const std::unique_ptr<QuantizedLayer> quantized,
         QuantizedLayer::Create(layer, config, seen.get(), prefix, options,
                                writer.get(), &source.pool()));
-    QUIRE_RETURN_IF_ERROR(ExportVector(
-        layer.attention_norm, config.hidden_size,
-        absl::StrCat(prefix, names.attention_norm, ".weight"), writer.get()));
-    QUIRE_RETURN_IF_ERROR(ExportVector(
-        layer.ffn_norm, config.hidden_size,
-        absl::StrCat(prefix, names.ffn_norm, ".weight"), writer.get()));
+    for (const LayerNorm& norm : LayerNorms(layer, config))
+      QUIRE_RETURN_IF_ERROR(ExportVector(
+          *norm.vector, norm.size, absl::StrCat(prefix, norm.module, ".weight"),
+          writer.get()));
     if (calibrated) pass->Advance(quantized->layer());
     if (options.progress)
       options.progress({i + 1, config.layers, Seconds() - start});

@@ -1,4 +1,4 @@
-"""Small Llama checkpoints, quantised or not, with reference logits."""
+"""Small checkpoints, quantised or not, with reference logits."""
 
 import json
 import zlib
@@ -9,12 +9,14 @@ import torch
 import transformers
 
 import gptq
+import gguf_file
 
 BASE = {
-    "vocab": 64, "hidden": 64, "intermediate": 64, "layers": 2, "heads": 4,
+    "family": "llama", "vocab": 64, "hidden": 64, "intermediate": 64, "layers": 2, "heads": 4,
     "kv_heads": 2, "tied": False, "dtype": "float16", "eps": 1e-5,
     "rope_theta": 10000.0, "rope": None, "attention_bias": False,
     "config": 4, "eos": 2, "prompt": 16, "quantized": None, "shards": 1,
+    "gguf": False,
 }
 GPTQ = {"bits": 4, "group_size": 32, "sym": True, "act_order": False,
         "v2": False, "g_idx": True}
@@ -84,6 +86,24 @@ CASES = {
     "gptq-w4-sharded": quantized(
         "three shards with an index; modules are spread over files", {},
         shards=3),
+    "qwen2-gptq": quantized(
+        "Qwen2: biases on q, k and v, zeros on the others; a sliding_window "
+        "that is not used", {}, family="qwen2", zero_biases=True,
+        rope_theta=1e6, tied=True,
+        fields={"sliding_window": 4, "use_sliding_window": False,
+                "max_window_layers": 1}),
+    "qwen2-gguf": plain(
+        "Qwen2 under GGUF's names", family="qwen2", gguf=True, hidden=48,
+        heads=3, kv_heads=1, rope_theta=1e6, tied=True),
+    "qwen3-gptq": quantized(
+        "Qwen3: q_norm and k_norm; heads x head_dim is not the hidden size",
+        {}, family="qwen3", head_dim=24, rope_theta=1e6, config=5, tied=True),
+    "qwen3-plain": plain(
+        "Qwen3 in BF16", family="qwen3", dtype="bfloat16", hidden=32, heads=2,
+        kv_heads=1, head_dim=24, rope_theta=1e6, tied=True),
+    "qwen3-gguf": plain(
+        "Qwen3 under GGUF's names", family="qwen3", gguf=True, hidden=48,
+        heads=3, kv_heads=1, head_dim=24, rope_theta=1e6),
 }
 
 
@@ -91,8 +111,12 @@ def seed_of(name):
   return zlib.crc32(("quire golden " + name).encode())
 
 
+def head_dim_of(case):
+  return case.get("head_dim", case["hidden"] // case["heads"])
+
+
 def linear_shapes(case):
-  head_dim = case.get("head_dim", case["hidden"] // case["heads"])
+  head_dim = head_dim_of(case)
   q, kv = case["heads"] * head_dim, case["kv_heads"] * head_dim
   hidden, inner = case["hidden"], case["intermediate"]
   return {
@@ -101,6 +125,12 @@ def linear_shapes(case):
       "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
       "mlp.down_proj": (hidden, inner),
   }
+
+
+def has_bias(case, module):
+  if case["family"] == "qwen2":
+    return module.endswith(("q_proj", "k_proj", "v_proj"))
+  return case["attention_bias"] and module.startswith("self_attn")
 
 
 def random_weights(case, rng):
@@ -123,8 +153,12 @@ def random_weights(case, rng):
       gain = 2.5 if module.endswith(("o_proj", "down_proj")) else 1.5
       weights[f"{prefix}{module}.weight"] = (gain * normal(rows, columns) /
                                              columns**0.5)
-      if case["attention_bias"] and module.startswith("self_attn"):
+      if has_bias(case, module):
         weights[f"{prefix}{module}.bias"] = 0.3 * normal(rows)
+    if case["family"] == "qwen3":
+      for norm in ("q_norm", "k_norm"):
+        weights[f"{prefix}self_attn.{norm}.weight"] = (
+            1 + 0.3 * normal(head_dim_of(case)))
   return weights
 
 
@@ -143,6 +177,8 @@ def stored_tensors(case, weights, rng):
       for part, tensor in modules[module].items():
         if part != "rows":
           stored[f"{module}.{part}"] = torch.from_numpy(tensor)
+      if case.get("zero_biases") and f"{module}.bias" not in weights:
+        stored[f"{module}.bias"] = torch.zeros(weight.shape[0], dtype=dtype)
     else:
       stored[name] = torch.from_numpy(weight).to(dtype)
 
@@ -160,7 +196,8 @@ def stored_tensors(case, weights, rng):
 
 def config_json(case):
   config = {
-      "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+      "architectures": [reference_class(case).__name__],
+      "model_type": case["family"],
       "attention_bias": case["attention_bias"], "attention_dropout": 0.0,
       "bos_token_id": 1, "eos_token_id": case["eos"], "hidden_act": "silu",
       "hidden_size": case["hidden"],
@@ -174,6 +211,7 @@ def config_json(case):
   }
   if "head_dim" in case:
     config["head_dim"] = case["head_dim"]
+  config |= case.get("fields", {})
   if case["config"] == 4:
     config |= {"rope_theta": case["rope_theta"], "rope_scaling": case["rope"],
                "torch_dtype": case["dtype"], "transformers_version": "4.51.3"}
@@ -192,11 +230,18 @@ def quantize_config(options):
           "true_sequential": True}
 
 
+def reference_class(case):
+  return {"llama": transformers.LlamaForCausalLM,
+          "qwen2": transformers.Qwen2ForCausalLM,
+          "qwen3": transformers.Qwen3ForCausalLM}[case["family"]]
+
+
 def reference_model(config, weights):
   """transformers' own class in float32, every tensor taken, none missing."""
-  parsed = transformers.LlamaConfig.from_dict(config)
+  model_class = getattr(transformers, config["architectures"][0])
+  parsed = model_class.config_class.from_dict(config)
   parsed._attn_implementation = "eager"
-  model = transformers.LlamaForCausalLM(parsed).float().eval()
+  model = model_class(parsed).float().eval()
   missing, unexpected = model.load_state_dict(weights, strict=False)
   tied = ["lm_head.weight"] if parsed.tie_word_embeddings else []
   assert not unexpected and sorted(missing) == tied, (missing, unexpected)
@@ -302,15 +347,20 @@ def write(name, folder):
   assert all(e > 0.02 for e in skipped + list(error_if.values())), error_if
 
   np.save(folder / "logits.npy", logits)
-  write_tensors(case, stored, folder)
-  if options:
-    write_json(folder / "quantize_config.json", quantize_config(options))
-    config["quantization_config"] = quantize_config(options)
-  write_json(folder / "config.json", config)
-  write_json(folder / "generation_config.json",
-             {"bos_token_id": 1, "eos_token_id": case["eos"]})
+  if case["gguf"]:
+    gguf_file.write(case["family"], config, head_dim_of(case), stored,
+                    folder / "model.gguf")
+  else:
+    write_tensors(case, stored, folder)
+    if options:
+      write_json(folder / "quantize_config.json", quantize_config(options))
+      config["quantization_config"] = quantize_config(options)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json",
+               {"bos_token_id": 1, "eos_token_id": case["eos"]})
+  model_file = {"model": "model.gguf"} if case["gguf"] else {}
   write_json(folder / "expect.json", {
-      "prompt": prompt, "greedy": tokens, "logits": "logits.npy",
+      **model_file, "prompt": prompt, "greedy": tokens, "logits": "logits.npy",
       "rtol": 2e-3, "covers": case["covers"],
       "source": f"transformers {transformers.__version__}, "
                 f"torch {torch.__version__.split('+')[0]}, float32 eager",

@@ -37,7 +37,7 @@ struct RopeConfig {
 };
 
 struct ModelConfig {
-  std::string family;  // "llama"
+  std::string family;  // "llama", "qwen2", "qwen3"
   uint32_t hidden_size = 0;
   uint32_t intermediate_size = 0;
   uint32_t layers = 0;
@@ -50,6 +50,13 @@ struct ModelConfig {
   bool tied_embeddings = false;
   // The configuration says that the output head is a matrix of its own.
   bool has_own_head = false;
+  // Which linears have biases. A checkpoint may have more: quantisers write
+  // biases of zeros.
+  bool qkv_bias = false;
+  bool attention_output_bias = false;
+  bool ffn_bias = false;
+  // Queries and keys are normalised, head by head, before the rotation.
+  bool head_norms = false;
   RopeConfig rope;
   std::vector<TokenId> eos_tokens;  // of config and generation config together
 

@@ -43,6 +43,8 @@ void ApplyLinear(const Linear& linear, const float* input, size_t tokens,
 struct DecoderLayer {
   ParameterVector attention_norm;
   Linear query, key, value, attention_output;
+  ParameterVector query_norm,
+      key_norm;  // of each head; absent in most families
   ParameterVector ffn_norm;
   Linear gate, up, down;
 };
