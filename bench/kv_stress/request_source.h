@@ -4,11 +4,11 @@
 #define QUIRE_BENCH_KV_STRESS_REQUEST_SOURCE_H_
 
 #include <cstdint>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/stress_random.h"
 
 namespace quire {
 
@@ -25,20 +25,6 @@ struct StressRequest {
 
 // Tokens that an id of the mooncake traces stands for.
 inline constexpr uint64_t kPrefixBlock = 512;
-
-// Draws that do not differ between standard libraries for one seed.
-class StressRandom {
- public:
-  explicit StressRandom(uint64_t seed) : random_(seed) {}
-  double Uniform();  // [0, 1)
-  double Exponential(double mean);
-  double Normal();
-  double Gamma(double shape, double scale);
-  double Weibull(double shape, double scale);
-
- private:
-  std::mt19937_64 random_;
-};
 
 struct RandomRequestOptions {
   uint64_t requests = 2000;

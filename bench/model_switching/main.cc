@@ -1,10 +1,10 @@
 // model_switching: days on a small server, on which models come and go.
 //
-// Plays the scenarios of a file against the policies of several systems: either
-// one process keeps all models, or a new one is started at every switch, and
-// loads again what is to be there. Says which switches were survived, why the
-// others failed, and what was held, called and loaded. docs/experiments.md
-// tells how far that is true.
+// Plays the scenarios of a file, or days drawn at random, against the policies
+// of several systems, with the strategies that there are to share a device in
+// turns. Says which switches were survived, why the others failed, and what was
+// held, called, moved and waited for. docs/experiments.md tells how far that is
+// true.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,11 +21,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "bench/model_switching/generator.h"
+#include "bench/model_switching/options.h"
 #include "bench/model_switching/player.h"
 #include "bench/model_switching/report.h"
 #include "bench/model_switching/scenario.h"
-#include "bench/policies/policy_registry.h"
 #include "bench/progress.h"
+#include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -34,14 +36,7 @@ namespace {
 constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
 
-struct Options {
-  std::string file;
-  std::string traces;
-  std::vector<std::string> names;
-  std::string policies = "quire,pytorch,pytorch-expandable";
-  std::string disk_rate = "2GB";
-  bool json = false;
-};
+using Workloads = std::map<std::string, Workload>;
 
 absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -49,6 +44,14 @@ absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
   contents << file.rdbuf();
   if (file) return contents.str();
   return absl::NotFoundError(absl::StrCat(path.string(), ": cannot be read"));
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& contents) {
+  std::ofstream file(path, std::ios::binary);
+  file << contents;
+  file.close();
+  if (file) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
 }
 
 absl::Status InFile(const absl::Status& status,
@@ -60,13 +63,14 @@ absl::Status InFile(const absl::Status& status,
 }
 
 // Those that were asked for by name, or all.
-absl::StatusOr<std::vector<Scenario>> ReadChosen(const Options& options) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadFile(options.file));
+absl::StatusOr<std::vector<Scenario>> ReadChosen(
+    const SwitchingArguments& arguments) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadFile(arguments.file));
   absl::StatusOr<std::vector<Scenario>> scenarios = ReadScenarios(contents);
-  QUIRE_RETURN_IF_ERROR(InFile(scenarios.status(), options.file));
-  if (options.names.empty()) return scenarios;
+  QUIRE_RETURN_IF_ERROR(InFile(scenarios.status(), arguments.file));
+  if (arguments.names.empty()) return scenarios;
   std::vector<Scenario> chosen;
-  for (const std::string& name : options.names) {
+  for (const std::string& name : arguments.names) {
     const auto found =
         std::find_if(scenarios->begin(), scenarios->end(),
                      [&](const Scenario& known) { return known.name == name; });
@@ -83,51 +87,112 @@ absl::StatusOr<std::vector<Scenario>> ReadChosen(const Options& options) {
   return chosen;
 }
 
-absl::StatusOr<std::map<std::string, Workload>> ReadWorkloads(
-    const Options& options, const std::vector<Scenario>& scenarios) {
-  const std::filesystem::path folder =
-      options.traces.empty() ? std::filesystem::path(options.file).parent_path()
-                             : std::filesystem::path(options.traces);
-  std::map<std::string, Workload> workloads;
-  for (const Scenario& scenario : scenarios) {
-    for (const std::string& name : WorkloadsOf(scenario)) {
-      if (workloads.contains(name)) continue;
-      const std::filesystem::path path = folder / (name + ".csv");
-      QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadFile(path));
-      absl::StatusOr<Workload> workload = ReadWorkload(contents);
-      QUIRE_RETURN_IF_ERROR(InFile(workload.status(), path));
-      workloads[name] = *std::move(workload);
+std::filesystem::path TraceFolder(const SwitchingArguments& arguments) {
+  return arguments.traces.empty()
+             ? std::filesystem::path(arguments.file).parent_path()
+             : std::filesystem::path(arguments.traces);
+}
+
+absl::Status ReadWorkloadInto(const std::filesystem::path& folder,
+                              const std::string& name, Workloads* workloads) {
+  if (workloads->contains(name)) return absl::OkStatus();
+  const std::filesystem::path path = folder / (name + ".csv");
+  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadFile(path));
+  absl::StatusOr<Workload> workload = ReadWorkload(contents);
+  QUIRE_RETURN_IF_ERROR(InFile(workload.status(), path));
+  (*workloads)[name] = *std::move(workload);
+  return absl::OkStatus();
+}
+
+// Every trace of a folder, once.
+absl::StatusOr<std::map<std::string, double>> MixOfFolder(
+    const std::filesystem::path& folder) {
+  std::map<std::string, double> mix;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::filesystem::path& path = entry.path();
+    if (path.extension() == ".csv" && path.stem() != "totals") {
+      mix[path.stem().string()] = 1;
     }
   }
-  return workloads;
+  if (!mix.empty()) return mix;
+  return absl::NotFoundError(
+      absl::StrCat(folder.string(), ": there are no traces"));
+}
+
+// The days to play, and what they play.
+absl::Status MakeDays(const SwitchingArguments& arguments,
+                      GeneratorOptions generator,
+                      std::vector<Scenario>* scenarios, Workloads* workloads) {
+  const std::filesystem::path folder = TraceFolder(arguments);
+  if (generator.requests == 0) {
+    QUIRE_ASSIGN_OR_RETURN(*scenarios, ReadChosen(arguments));
+    for (const Scenario& scenario : *scenarios) {
+      for (const std::string& name : WorkloadsOf(scenario)) {
+        QUIRE_RETURN_IF_ERROR(ReadWorkloadInto(folder, name, workloads));
+      }
+    }
+    return absl::OkStatus();
+  }
+  if (generator.mix.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(generator.mix, MixOfFolder(folder));
+  }
+  for (const auto& [name, weight] : generator.mix) {
+    QUIRE_RETURN_IF_ERROR(ReadWorkloadInto(folder, name, workloads));
+  }
+  QUIRE_ASSIGN_OR_RETURN(scenarios->emplace_back(),
+                         GenerateScenario(generator, *workloads));
+  return absl::OkStatus();
+}
+
+// `minima` of each strategy, by its number: of the file where it says so.
+absl::StatusOr<std::map<SwitchStrategy, std::vector<Bytes>>> CountAllMinima(
+    const Scenario& scenario, const Workloads& workloads,
+    const SwitchingPlan& plan, double pool_minimum) {
+  std::map<SwitchStrategy, std::vector<Bytes>> minima;
+  for (const SwitchStrategy strategy : plan.strategies) {
+    if (strategy == SwitchStrategy::kKeep &&
+        !scenario.minimum_peak_of_steps.empty()) {
+      minima[strategy] = scenario.minimum_peak_of_steps;
+      continue;
+    }
+    QUIRE_ASSIGN_OR_RETURN(
+        minima[strategy],
+        CountMinima(scenario, workloads, strategy, pool_minimum));
+  }
+  return minima;
 }
 
 absl::StatusOr<std::vector<SwitchingRun>> RunAll(
-    const std::vector<Scenario>& scenarios,
-    const std::map<std::string, Workload>& workloads,
-    const std::vector<PolicySpec>& specs, Bytes disk_rate) {
-  constexpr SwitchStrategy kStrategies[] = {SwitchStrategy::kKeep,
-                                            SwitchStrategy::kRestart};
+    const std::vector<Scenario>& scenarios, const Workloads& workloads,
+    const SwitchingPlan& plan, double pool_minimum) {
   ProgressLine progress;
-  const auto total = static_cast<double>(scenarios.size() * specs.size() *
-                                         std::size(kStrategies));
+  const auto total = static_cast<double>(
+      scenarios.size() * plan.policies.size() * plan.strategies.size());
   std::vector<SwitchingRun> runs;
   for (const Scenario& scenario : scenarios) {
-    for (const PolicySpec& spec : specs) {
-      for (const SwitchStrategy strategy : kStrategies) {
+    QUIRE_ASSIGN_OR_RETURN(
+        const auto minima,
+        CountAllMinima(scenario, workloads, plan, pool_minimum));
+    for (const PolicySpec& policy : plan.policies) {
+      for (const SwitchStrategy strategy : plan.strategies) {
         const auto before = static_cast<double>(runs.size());
-        SwitchingRun run{&scenario, spec.text, spec.kind,
-                         strategy,  disk_rate, ScenarioResult()};
+        SwitchingRun run{
+            &scenario,    policy.text, policy.kind,         strategy,
+            pool_minimum, plan.rates,  minima.at(strategy), ScenarioResult()};
+        SwitchingOptions options;
+        options.strategy = strategy;
+        options.pool_minimum = pool_minimum;
+        options.minima = run.minima;
+        options.progress = [&](uint64_t done) {
+          progress.Update(
+              absl::StrCat(scenario.name, ", ", policy.text),
+              before + static_cast<double>(done) /
+                           static_cast<double>(scenario.steps.size()),
+              total);
+        };
         QUIRE_ASSIGN_OR_RETURN(
-            run.result,
-            PlayScenario(
-                scenario, workloads, spec, strategy, [&](uint64_t done) {
-                  progress.Update(
-                      absl::StrCat(scenario.name, ", ", spec.text),
-                      before + static_cast<double>(done) /
-                                   static_cast<double>(scenario.steps.size()),
-                      total);
-                }));
+            run.result, PlayScenario(scenario, workloads, policy, options));
         runs.push_back(std::move(run));
       }
     }
@@ -135,49 +200,42 @@ absl::StatusOr<std::vector<SwitchingRun>> RunAll(
   return runs;
 }
 
-int Fail(int status, const absl::Status& error) {
+absl::Status PlayDays(const SwitchingArguments& arguments,
+                      const SwitchingPlan& plan) {
+  std::vector<Scenario> scenarios;
+  Workloads workloads;
+  QUIRE_RETURN_IF_ERROR(
+      MakeDays(arguments, plan.generator, &scenarios, &workloads));
+  if (!arguments.write.empty()) {
+    QUIRE_RETURN_IF_ERROR(
+        WriteFile(arguments.write, WriteScenarios(scenarios)));
+  }
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::vector<SwitchingRun> runs,
+      RunAll(scenarios, workloads, plan, arguments.pool_minimum));
+  std::cout << (arguments.json ? ToJson(runs, SettingsToJson(arguments))
+                               : ToTable(runs));
+  return absl::OkStatus();
+}
+
+int Fail(int exit_status, const absl::Status& error) {
   std::cerr << "model_switching: " << error.message() << "\n";
-  return status;
+  return exit_status;
 }
 
 int Main(int argc, char** argv) {
-  Options options;
+  SwitchingArguments arguments;
   CLI::App app("Plays days on which models come and go on one device");
-  app.add_option("FILE", options.file, "Scenarios, JSON")->required();
-  app.add_option("--traces", options.traces,
-                 "Folder of the workloads' traces; default: that of FILE");
-  app.add_option("--scenario", options.names, "By name; default: all")
-      ->delimiter(',');
-  app.add_option("--policies", options.policies,
-                 absl::StrCat("Separated by commas, each with its settings "
-                              "behind colons. There are ",
-                              KnownPolicies()))
-      ->capture_default_str();
-  app.add_option("--disk-rate", options.disk_rate,
-                 "What weights are read at, in a second")
-      ->capture_default_str();
-  app.add_flag("--json", options.json, "Machine-readable output");
+  AddArguments(&app, &arguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kWrongUsage;
   }
-  const std::optional<Bytes> disk_rate = ParseBytes(options.disk_rate);
-  if (!disk_rate || disk_rate->zero()) {
-    return Fail(kWrongUsage,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "--disk-rate \"", options.disk_rate, "\" is no size")));
-  }
-  const auto specs = ParsePolicySpecs(options.policies);
-  if (!specs.ok()) return Fail(kWrongUsage, specs.status());
-  const auto scenarios = ReadChosen(options);
-  if (!scenarios.ok()) return Fail(kFailed, scenarios.status());
-  const auto workloads = ReadWorkloads(options, *scenarios);
-  if (!workloads.ok()) return Fail(kFailed, workloads.status());
-  const auto runs = RunAll(*scenarios, *workloads, *specs, *disk_rate);
-  if (!runs.ok()) return Fail(kFailed, runs.status());
-  std::cout << (options.json ? ToJson(*runs) : ToTable(*runs));
-  return 0;
+  const absl::StatusOr<SwitchingPlan> plan = MakePlan(arguments);
+  if (!plan.ok()) return Fail(kWrongUsage, plan.status());
+  const absl::Status played = PlayDays(arguments, *plan);
+  return played.ok() ? 0 : Fail(kFailed, played);
 }
 
 }  // namespace

@@ -31,7 +31,6 @@ class ModelSwitchingTest(unittest.TestCase):
     def write(self, usable, **more):
         scenario = {
             "name": "day", "class": "tight", "usable_bytes": usable,
-            "minimum_peak_bytes": 160 * MIB, "minimum_peak_step": 2,
             "minimum_peak_bytes_of_each_step": [64 * MIB, 128 * MIB, 160 * MIB,
                                                 128 * MIB],
             "steps": [{"do": "load", "workload": "a"},
@@ -44,7 +43,7 @@ class ModelSwitchingTest(unittest.TestCase):
 
     def test_keeps_and_restarts(self):
         ran = run(self.write(160 * MIB), "--policies", "quire,pytorch", "--json",
-                  "--disk-rate", "64MiB")
+                  "--strategies", "keep,restart", "--disk-rate", "64MiB")
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
         objects = json.loads(ran.stdout)
         self.assertEqual([(o["policy"], o["strategy"]) for o in objects],
@@ -52,7 +51,10 @@ class ModelSwitchingTest(unittest.TestCase):
                           ("pytorch", "keep"), ("pytorch", "restart")])
         for o in objects:
             self.assertTrue(o["as_good_as_can_be"])
+            self.assertFalse(o["oom"])
+            self.assertEqual(o["settings"]["disk_rate"], "64MiB")
             self.assertEqual(o["peak_requested"], 160 * MIB)
+            self.assertGreater(o["seconds_to_first_token"]["mean"], 1)
             self.assertEqual((o["switches"], o["switches_survived"]), (3, 3))
         self.assertEqual([o["bytes_loaded"] // MIB for o in objects],
                          [128, 256, 128, 256])
@@ -60,10 +62,50 @@ class ModelSwitchingTest(unittest.TestCase):
         self.assertGreater(objects[1]["seconds_to_switch"]["worst"], 2)
         self.assertLess(objects[0]["seconds_to_switch"]["worst"], 1.5)
 
+    def test_sleeps_and_reloads(self):
+        # Room for one model: b is switched to once, and a never again.
+        file = self.write(96 * MIB)
+        ran = run(file, "--policies", "quire", "--strategies", "sleep,reload",
+                  "--host-rate", "32MiB", "--disk-rate", "64MiB", "--json")
+        sleep, reload = json.loads(ran.stdout)
+        self.assertEqual((sleep["strategy"], reload["strategy"]),
+                         ("sleep", "reload"))
+        for o in (sleep, reload):
+            self.assertEqual(o["switches"], o["switches_survived"])
+            self.assertEqual(o["minimum_peak"], 96 * MIB)
+            self.assertTrue(o["as_good_as_can_be"])
+        self.assertEqual((sleep["bytes_copied_out"], sleep["bytes_copied_in"]),
+                         (64 * MIB, 0))
+        self.assertEqual(sleep["host_memory_peak"], 64 * MIB)
+        self.assertEqual(sleep["bytes_moved"], 192 * MIB)
+        self.assertGreater(sleep["steps"][1]["seconds_to_switch"], 3)
+        self.assertEqual(reload["bytes_moved"], 128 * MIB)
+        self.assertEqual(reload["host_memory_peak"], 0)
+
+    def test_generates(self):
+        day = self.folder / "day.json"
+        arguments = ("--generate", "50", "--traces", str(self.folder), "--seed",
+                     "3", "--mix", "a=2,b", "--device-memory", "128MiB",
+                     "--arrivals", "bursts", "--policies", "quire", "--json",
+                     "--strategies", "keep")
+        ran = run(*arguments, "--write", str(day))
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertEqual(run(*arguments).stdout, ran.stdout)
+        generated, = json.loads(ran.stdout)
+        self.assertEqual(generated["settings"]["generate"]["seed"], 3)
+        self.assertTrue(generated["as_good_as_can_be"])
+        read, = json.loads(run(str(day), "--traces", str(self.folder),
+                               "--policies", "quire", "--strategies", "keep",
+                               "--json").stdout)
+        del generated["settings"], read["settings"]
+        self.assertEqual(read, generated)
+
     def test_tells_capacity(self):
         ran = run(self.write(158 * MIB, first_step_over=2), "--policies",
-                  "quire", "--json")
+                  "quire", "--strategies", "keep,shared,restart", "--json")
         for o in json.loads(ran.stdout):
+            self.assertTrue(o["oom"])
+            self.assertEqual(o["first_step_over"], 2)
             self.assertEqual(o["first_failed_step"], 2)
             self.assertEqual(o["steps"][2]["failure"], "capacity")
             self.assertEqual(o["steps"][2]["dropped"], "b")
@@ -72,12 +114,23 @@ class ModelSwitchingTest(unittest.TestCase):
     def test_table(self):
         ran = run(self.write(256 * MIB))
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
-        self.assertEqual(len(ran.stdout.splitlines()), 7)
+        self.assertEqual(len(ran.stdout.splitlines()), 16)
 
     def test_wrong_usage_and_bad_files(self):
         file = self.write(256 * MIB)
         for arguments, status, message in (
                 ((), 2, "FILE"),
+                ((file, "--generate", "5"), 2, "either FILE or --generate"),
+                (("--generate", "5"), 2, "--generate needs --traces"),
+                ((file, "--strategies", "hope"), 2, 'no strategy "hope"'),
+                ((file, "--host-rate", "0"), 2, '--host-rate "0"'),
+                ((file, "--pool-minimum", "2"), 2, "--pool-minimum"),
+                (("--generate", "5", "--traces", "/", "--mix", "=1"), 2,
+                 "is no model with a weight"),
+                (("--generate", "5", "--traces", "/nowhere"), 1,
+                 "there are no traces"),
+                ((file, "--write", "/nowhere/day.json"), 1,
+                 "cannot be written"),
                 ((file, "--policies", "glibc"), 2, 'no policy "glibc"'),
                 ((file, "--disk-rate", "fast"), 2, '--disk-rate "fast"'),
                 ((file, "--scenario", "night"), 1, "there are day"),

@@ -1,14 +1,13 @@
 #include "bench/model_switching/player.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
-#include <span>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "bench/policies/policy.h"
-#include "bench/policies/simulated_device.h"
+#include "bench/model_switching/ideal_policy.h"
+#include "bench/model_switching/process.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -16,51 +15,50 @@ namespace {
 
 using Kind = ScenarioStep::Kind;
 
-// One day. Holds one process at a time: a device and a policy on it.
+bool IsPool(const ScenarioStep& step) {
+  return step.kind == Kind::kReserve || step.kind == Kind::kRelease;
+}
+
 class Day {
  public:
   Day(const Scenario& scenario,
       const std::map<std::string, Workload>& workloads,
-      const PolicySpec& policy, SwitchStrategy strategy)
+      const PolicySpec& policy, const SwitchingOptions& options)
       : scenario_(scenario),
         workloads_(workloads),
         spec_(policy),
-        strategy_(strategy) {}
+        options_(options),
+        strategy_(options.strategy) {}
 
-  absl::StatusOr<ScenarioResult> Run(
-      const std::function<void(uint64_t)>& progress) {
+  absl::StatusOr<ScenarioResult> Run() {
     QUIRE_RETURN_IF_ERROR(CheckNames());
     QUIRE_RETURN_IF_ERROR(StartProcess());
     for (const ScenarioStep& step : scenario_.steps) {
       QUIRE_RETURN_IF_ERROR(PlayStep(step));
-      if (progress) progress(result_.steps.size());
+      if (options_.progress) options_.progress(result_.steps.size());
     }
     return std::move(result_);
   }
 
  private:
-  struct Held {
-    DeviceAddress address;
-    Bytes size;
-    StreamId stream;
-  };
-  // A loaded workload, or a reserved pool.
-  struct Model {
-    const ScenarioStep* made_by = nullptr;
-    std::map<uint64_t, Held> live;                // by order of allocation
-    absl::flat_hash_map<uint64_t, uint64_t> ids;  // of the trace, to that order
+  // What was loaded or reserved, and not unloaded, released or dropped since.
+  struct Loaded {
+    std::string name;
+    const ScenarioStep* made_by;
+    bool asleep = false;  // by a step of the day
   };
   // Rows being played for a model, on one stream.
   struct Play {
     std::string model;
-    std::span<const AllocationEvent> rows;
-    StreamId stream;
+    const WorkloadPhase* phase;
+    size_t stream = 0;
     bool is_load = false;
+    size_t done = 0;  // rows
   };
 
   absl::Status CheckNames() const {
     for (const ScenarioStep& step : scenario_.steps) {
-      if (step.kind == Kind::kReserve || step.kind == Kind::kRelease) continue;
+      if (IsPool(step)) continue;
       for (const ScenarioPart& part : step.parts) {
         const auto found = workloads_.find(part.workload);
         if (found == workloads_.end()) {
@@ -78,52 +76,48 @@ class Day {
 
   // Whatever was held is gone with the process before.
   absl::Status StartProcess() {
-    if (device_ != nullptr) {
-      past_calls_ += device_->calls() - first_calls_;
-      past_nanoseconds_ += device_->nanoseconds() - first_nanoseconds_;
+    if (process_ != nullptr) {
+      past_calls_ += process_->calls();
+      past_nanoseconds_ += process_->nanoseconds();
     }
-    policy_.reset();
-    streams_.clear();
-    models_.clear();
-    requested_ = 0;
-    QUIRE_ASSIGN_OR_RETURN(device_, SimulatedDevice::Create(scenario_.usable));
-    QUIRE_ASSIGN_OR_RETURN(policy_, spec_.Create(device_.get()));
     size_t streams = 1;
     for (const ScenarioStep& step : scenario_.steps) {
       streams = std::max(streams, step.parts.size());
     }
-    while (streams_.size() < streams) {
-      QUIRE_ASSIGN_OR_RETURN(const StreamId stream,
-                             device_->driver()->CreateStream(DeviceId(0)));
-      streams_.push_back(stream);
-    }
-    first_calls_ = device_->calls();
-    first_nanoseconds_ = device_->nanoseconds();
+    process_.reset();
+    QUIRE_ASSIGN_OR_RETURN(
+        process_, SwitchingProcess::Start(scenario_.usable, spec_, streams));
     return absl::OkStatus();
   }
 
-  uint64_t calls() const {
-    return past_calls_ + device_->calls() - first_calls_;
-  }
+  uint64_t calls() const { return past_calls_ + process_->calls(); }
   uint64_t nanoseconds() const {
-    return past_nanoseconds_ + device_->nanoseconds() - first_nanoseconds_;
+    return past_nanoseconds_ + process_->nanoseconds();
   }
 
   absl::Status PlayStep(const ScenarioStep& step) {
     now_ = StepResult();
     const uint64_t calls_before = calls();
     const uint64_t nanoseconds_before = nanoseconds();
-    const bool is_switch =
-        step.kind == Kind::kLoad || step.kind == Kind::kUnload;
     NoteUse();
-    if (is_switch && strategy_ == SwitchStrategy::kRestart) {
-      QUIRE_RETURN_IF_ERROR(Restart(step));
-    } else {
-      QUIRE_RETURN_IF_ERROR(Do(step));
+    QUIRE_RETURN_IF_ERROR(Switch(step));
+    now_.cost.nanoseconds = nanoseconds() - nanoseconds_before;
+    NotePending(step);
+    if (step.kind == Kind::kRun || step.kind == Kind::kParallel) {
+      QUIRE_RETURN_IF_ERROR(RunParts(step));
+    }
+    if (strategy_ == SwitchStrategy::kShared && options_.inflate_pools) {
+      QUIRE_RETURN_IF_ERROR(InflatePools());
     }
     now_.driver_calls = calls() - calls_before;
     now_.virtual_nanoseconds = nanoseconds() - nanoseconds_before;
-    if (is_switch) {
+    now_.host_memory = process_->host_memory();
+    AddToResult();
+    return absl::OkStatus();
+  }
+
+  void AddToResult() {
+    if (now_.is_switch) {
       ++result_.switches;
       if (!now_.failure && !now_.passed_over) ++result_.switches_survived;
     }
@@ -133,244 +127,464 @@ class Day {
     result_.peak_requested =
         std::max(result_.peak_requested, now_.peak_requested);
     result_.peak_reserved = std::max(result_.peak_reserved, now_.peak_reserved);
+    result_.peak_host_memory =
+        std::max(result_.peak_host_memory, now_.host_memory);
     result_.steps.push_back(std::move(now_));
-    return absl::OkStatus();
   }
 
-  // A new process with what is to be there after the step.
-  absl::Status Restart(const ScenarioStep& step) {
-    const std::string& name = step.parts.front().workload;
-    std::vector<const ScenarioStep*> kept;
-    for (const std::string& model : order_) {
-      if (model != name) kept.push_back(models_.at(model).made_by);
+  // Who switches to a model waits for all that the step does before it runs.
+  void NotePending(const ScenarioStep& step) {
+    if (!now_.is_switch || step.kind == Kind::kUnload ||
+        step.kind == Kind::kSleep) {
+      return;
     }
-    order_.clear();
-    QUIRE_RETURN_IF_ERROR(StartProcess());
-    for (const ScenarioStep* const made_by : kept) {
-      QUIRE_RETURN_IF_ERROR(Do(*made_by));
-    }
-    return step.kind == Kind::kLoad ? Do(step) : absl::OkStatus();
-  }
-
-  absl::Status Do(const ScenarioStep& step) {
-    const std::string& name =
-        step.parts.empty() ? scenario_.name : step.parts.front().workload;
-    switch (step.kind) {
-      case Kind::kLoad: {
-        Begin(name, step);
-        QUIRE_RETURN_IF_ERROR(
-            PlayRows({{name, PhaseOf(name, "load"), streams_[0], true}}, 0));
-        if (!models_.contains(name)) return absl::OkStatus();
-        return PlayRows({{name, PhaseOf(name, "warmup"), streams_[0]}}, 0);
+    for (const ScenarioPart& part : step.parts) {
+      if (Find(part.workload) != nullptr) {
+        pending_[part.workload].Add(now_.cost);
       }
+    }
+  }
+
+  // ---- What is to be on the device ----
+
+  Loaded* Find(const std::string& name) {
+    const auto found =
+        std::find_if(loaded_.begin(), loaded_.end(),
+                     [&](const Loaded& loaded) { return loaded.name == name; });
+    return found == loaded_.end() ? nullptr : &*found;
+  }
+
+  void Forget(const std::string& name) {
+    std::erase_if(loaded_,
+                  [&](const Loaded& loaded) { return loaded.name == name; });
+    pending_.erase(name);
+  }
+
+  // Everything that the step does before models run.
+  absl::Status Switch(const ScenarioStep& step) {
+    const std::string name =
+        step.parts.empty() ? "" : step.parts.front().workload;
+    switch (step.kind) {
+      case Kind::kLoad:
       case Kind::kReserve:
-        return Reserve(name, step);
-      case Kind::kUnload:
+        now_.is_switch = step.kind == Kind::kLoad;
+        if (Loaded* const known = Find(name)) {
+          if (!known->asleep) {
+            return absl::InvalidArgumentError(
+                absl::StrCat("step ", result_.steps.size(), ": ", name,
+                             " is there already"));
+          }
+          known->asleep = false;
+        } else {
+          loaded_.push_back({name, &step});
+        }
+        return MakeReady(step);
+      case Kind::kWake:
+        now_.is_switch = true;
         if (PassOver(name)) return absl::OkStatus();
-        QUIRE_RETURN_IF_ERROR(
-            PlayRows({{name, PhaseOf(name, "unload"), streams_[0]}}, 0));
-        return Drop(name);
-      case Kind::kRelease:
-        return PassOver(name) ? absl::OkStatus() : Drop(name);
+        Find(name)->asleep = false;
+        return MakeReady(step);
       case Kind::kRun:
       case Kind::kParallel:
-        break;
+        for (const ScenarioPart& part : step.parts) {
+          Loaded* const loaded = Find(part.workload);
+          if (loaded != nullptr) loaded->asleep = false;
+        }
+        return MakeReady(step);
+      case Kind::kUnload:
+      case Kind::kSleep:
+        now_.is_switch = true;
+        if (PassOver(name)) return absl::OkStatus();
+        if (step.kind == Kind::kSleep) {
+          Find(name)->asleep = true;
+        } else {
+          Forget(name);
+        }
+        if (strategy_ == SwitchStrategy::kRestart) return Restart();
+        return PutAway(name, /*for_good=*/step.kind == Kind::kUnload);
+      case Kind::kRelease:
+        if (PassOver(name)) return absl::OkStatus();
+        Forget(name);
+        return DropPool(name);
     }
-    std::vector<Play> plays;
-    for (size_t i = 0; i < step.parts.size(); ++i) {
-      const ScenarioPart& part = step.parts[i];
-      if (PassOver(part.workload)) continue;
-      plays.push_back(
-          {part.workload, PhaseOf(part.workload, part.phase), streams_[i]});
-    }
-    return PlayRows(std::move(plays), step.chunk);
-  }
-
-  void Begin(const std::string& name, const ScenarioStep& step) {
-    models_[name].made_by = &step;
-    order_.push_back(name);
+    return absl::OkStatus();
   }
 
   // Whether the model is not there, since it was dropped.
   bool PassOver(const std::string& name) {
-    if (models_.contains(name)) return false;
+    if (Find(name) != nullptr) return false;
     now_.passed_over = true;
     return true;
   }
 
+  // The models of the step are on the device and awake, except those for which
+  // memory is out.
+  absl::Status MakeReady(const ScenarioStep& step) {
+    if (strategy_ == SwitchStrategy::kRestart && step.kind != Kind::kReserve &&
+        std::any_of(step.parts.begin(), step.parts.end(),
+                    [&](const ScenarioPart& part) {
+                      return Find(part.workload) != nullptr &&
+                             !process_->Has(part.workload);
+                    })) {
+      return Restart();
+    }
+    QUIRE_RETURN_IF_ERROR(PutOthersAway(step));
+    for (const ScenarioPart& part : step.parts) {
+      const Loaded* const loaded = Find(part.workload);
+      if (loaded != nullptr) QUIRE_RETURN_IF_ERROR(BringIn(*loaded));
+    }
+    return absl::OkStatus();
+  }
+
+  // A new process with what is to be there.
+  absl::Status Restart() {
+    now_.is_switch = true;
+    QUIRE_RETURN_IF_ERROR(StartProcess());
+    const std::vector<Loaded> to_be_there = loaded_;
+    for (const Loaded& loaded : to_be_there) {
+      if (!loaded.asleep) QUIRE_RETURN_IF_ERROR(BringIn(loaded));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status PutOthersAway(const ScenarioStep& step) {
+    if (strategy_ != SwitchStrategy::kReload &&
+        strategy_ != SwitchStrategy::kSleep) {
+      return absl::OkStatus();
+    }
+    const std::vector<std::string> names = process_->names();
+    for (const std::string& name : names) {
+      const bool needed = IsPool(step) || IsPool(*process_->made_by(name)) ||
+                          std::any_of(step.parts.begin(), step.parts.end(),
+                                      [&](const ScenarioPart& part) {
+                                        return part.workload == name;
+                                      });
+      if (!needed) QUIRE_RETURN_IF_ERROR(PutAway(name, /*for_good=*/false));
+    }
+    return absl::OkStatus();
+  }
+
+  // Nothing where it is not there, or asleep and not to go for good.
+  absl::Status PutAway(const std::string& name, bool for_good) {
+    if (!process_->Has(name)) return absl::OkStatus();
+    if (strategy_ == SwitchStrategy::kReload ||
+        (for_good && strategy_ != SwitchStrategy::kSleep)) {
+      now_.is_switch = true;
+      if (!process_->IsAsleep(name)) {
+        QUIRE_RETURN_IF_ERROR(PlayRows({{name, PhaseOf(name, "unload")}}, 0));
+      }
+      return process_->Drop(name);
+    }
+    if (process_->IsAsleep(name)) return absl::OkStatus();
+    now_.is_switch = true;
+    QUIRE_ASSIGN_OR_RETURN(const Bytes copied, process_->Sleep(name));
+    now_.cost.copied_out = SaturatingAdd(now_.cost.copied_out, copied);
+    return absl::OkStatus();
+  }
+
+  absl::Status BringIn(const Loaded& loaded) {
+    const std::string name = loaded.name;
+    if (process_->IsAsleep(name)) return Wake(name);
+    if (process_->Has(name)) return absl::OkStatus();
+    process_->Add(name, loaded.made_by);
+    if (loaded.made_by->kind == Kind::kReserve) {
+      return Reserve(name, *loaded.made_by);
+    }
+    now_.is_switch = true;
+    QUIRE_RETURN_IF_ERROR(
+        PlayRows({{name, PhaseOf(name, "load"), 0, /*is_load=*/true}}, 0));
+    if (!process_->Has(name)) return absl::OkStatus();
+    return PlayRows({{name, PhaseOf(name, "warmup")}}, 0);
+  }
+
+  absl::Status Wake(const std::string& name) {
+    now_.is_switch = true;
+    const uint64_t before = nanoseconds();
+    const Bytes size = process_->RequestedBy(name);
+    const absl::StatusOr<Bytes> copied = WithRoom(
+        size, [&]() -> absl::StatusOr<Bytes> { return process_->Wake(name); });
+    if (absl::IsResourceExhausted(copied.status())) {
+      return NoteFailure(name, size);
+    }
+    QUIRE_RETURN_IF_ERROR(copied.status());
+    now_.cost.copied_in = SaturatingAdd(now_.cost.copied_in, *copied);
+    now_.wake_nanoseconds += nanoseconds() - before;
+    NoteUse();
+    return absl::OkStatus();
+  }
+
+  // ---- Pools ----
+
+  uint64_t LeastTensors(const ScenarioStep& reserve) const {
+    if (strategy_ != SwitchStrategy::kShared) return reserve.count;
+    return static_cast<uint64_t>(
+        std::ceil(static_cast<double>(reserve.count) * options_.pool_minimum));
+  }
+
+  absl::Status Reserve(const std::string& name, const ScenarioStep& step) {
+    const uint64_t least = LeastTensors(step);
+    for (uint64_t i = 0; i < least && process_->Has(name); ++i) {
+      QUIRE_RETURN_IF_ERROR(Allocate(name, i, step.bytes_each, 0));
+    }
+    if (strategy_ != SwitchStrategy::kShared || !process_->Has(name)) {
+      return absl::OkStatus();
+    }
+    return process_->SetMinimum(name, Bytes(least * step.bytes_each.value()));
+  }
+
+  absl::Status DropPool(const std::string& name) {
+    if (strategy_ == SwitchStrategy::kShared) {
+      QUIRE_RETURN_IF_ERROR(process_->SetMinimum(name, Bytes(0)));
+    }
+    return process_->Drop(name);
+  }
+
+  std::vector<std::string> Pools() const {
+    std::vector<std::string> pools;
+    for (const std::string& name : process_->names()) {
+      if (IsPool(*process_->made_by(name))) pools.push_back(name);
+    }
+    return pools;
+  }
+
+  // Balloons take what is left. Of several, the oldest has it.
+  absl::Status InflatePools() {
+    const std::vector<std::string> pools = Pools();
+    for (const std::string& name : pools) {
+      const Bytes each = process_->made_by(name)->bytes_each;
+      while (!each.zero() &&
+             SaturatingAdd(process_->requested(), each) <= scenario_.usable) {
+        const absl::Status status =
+            process_->Allocate(name, process_->CountLive(name), each, 0);
+        if (absl::IsResourceExhausted(status)) break;
+        QUIRE_RETURN_IF_ERROR(status);
+        NoteUse();
+      }
+    }
+    if (!pools.empty()) {
+      now_.idle = 1 - static_cast<double>(process_->requested().value()) /
+                          static_cast<double>(scenario_.usable.value());
+    }
+    return absl::OkStatus();
+  }
+
+  // Balloons give up at least `size`, or all they may. False: nothing.
+  absl::StatusOr<bool> DeflatePools(Bytes size) {
+    Bytes freed;
+    for (const std::string& name : Pools()) {
+      const ScenarioStep& reserve = *process_->made_by(name);
+      while (freed < size &&
+             process_->CountLive(name) > LeastTensors(reserve)) {
+        QUIRE_RETURN_IF_ERROR(process_->FreeNewest(name));
+        freed = SaturatingAdd(freed, reserve.bytes_each);
+      }
+    }
+    return !freed.zero();
+  }
+
+  // Makes `attempt`, and again as long as memory is out and balloons have some.
+  template <typename Attempt>
+  auto WithRoom(Bytes size, Attempt attempt) -> decltype(attempt()) {
+    while (true) {
+      auto result = attempt();
+      if (strategy_ != SwitchStrategy::kShared || result.ok() ||
+          !absl::IsResourceExhausted(StatusOf(result))) {
+        return result;
+      }
+      QUIRE_ASSIGN_OR_RETURN(const bool deflated, DeflatePools(size));
+      if (!deflated) return result;
+    }
+  }
+  static absl::Status StatusOf(const absl::Status& status) { return status; }
+  static absl::Status StatusOf(const absl::StatusOr<Bytes>& result) {
+    return result.status();
+  }
+
+  // ---- What models do ----
+
+  absl::Status RunParts(const ScenarioStep& step) {
+    std::vector<Play> plays;
+    for (size_t i = 0; i < step.parts.size(); ++i) {
+      const ScenarioPart& part = step.parts[i];
+      // What was dropped while the step was made ready has failed already.
+      if (PassOver(part.workload)) continue;
+      plays.push_back({part.workload, PhaseOf(part.workload, part.phase), i});
+    }
+    return PlayRows(std::move(plays), step.chunk);
+  }
+
   // No rows where the workload has no such phase.
-  std::span<const AllocationEvent> PhaseOf(const std::string& workload,
-                                           const std::string& phase) const {
+  const WorkloadPhase* PhaseOf(const std::string& workload,
+                               const std::string& phase) const {
+    static const WorkloadPhase& empty = *new WorkloadPhase();
     const auto& phases = workloads_.at(workload).phases;
     const auto found = phases.find(phase);
-    if (found == phases.end()) return {};
-    return found->second;
+    return found == phases.end() ? &empty : &found->second;
   }
 
   // Side by side, `chunk` rows of each in turn (0: all at once), until all have
   // ended.
   absl::Status PlayRows(std::vector<Play> plays, uint64_t chunk) {
+    const uint64_t start = nanoseconds();
     while (!plays.empty()) {
       for (Play& play : plays) {
-        const size_t count = chunk == 0
-                                 ? play.rows.size()
-                                 : std::min<size_t>(chunk, play.rows.size());
-        for (const AllocationEvent& row : play.rows.subspan(0, count)) {
-          QUIRE_RETURN_IF_ERROR(PlayRow(play, row));
-          if (!models_.contains(play.model)) break;
+        const std::vector<AllocationEvent>& rows = play.phase->events;
+        const size_t left = rows.size() - play.done;
+        const size_t end =
+            play.done + (chunk == 0 ? left : std::min<size_t>(chunk, left));
+        for (; play.done < end && process_->Has(play.model); ++play.done) {
+          if (play.done == play.phase->first_result) NoteFirst(play, start);
+          QUIRE_RETURN_IF_ERROR(PlayRow(play, rows[play.done]));
         }
-        play.rows = models_.contains(play.model)
-                        ? play.rows.subspan(count)
-                        : std::span<const AllocationEvent>();
       }
-      std::erase_if(plays, [](const Play& play) { return play.rows.empty(); });
+      std::erase_if(plays, [&](const Play& play) {
+        if (!process_->Has(play.model)) return true;
+        if (play.done < play.phase->events.size()) return false;
+        if (play.done == play.phase->first_result) NoteFirst(play, start);
+        return true;
+      });
     }
     return absl::OkStatus();
+  }
+
+  // The first result of a play that began at `start`.
+  void NoteFirst(const Play& play, uint64_t start) {
+    const auto pending = pending_.find(play.model);
+    if (pending == pending_.end()) return;
+    SwitchCost cost = std::exchange(pending->second, SwitchCost());
+    pending_.erase(pending);
+    cost.nanoseconds += nanoseconds() - start;
+    now_.first_tokens.push_back(cost);
   }
 
   absl::Status PlayRow(const Play& play, const AllocationEvent& row) {
-    if (row.action == AllocationAction::kAllocate) {
-      if (play.is_load) now_.loaded = SaturatingAdd(now_.loaded, row.size);
-      return Allocate(play.model, row.allocation, row.size, play.stream);
+    if (row.action == AllocationAction::kFree) {
+      return process_->Free(play.model, row.allocation, play.stream);
     }
-    if (row.action != AllocationAction::kFree) return absl::OkStatus();
-    Model& model = models_.at(play.model);
-    const auto id = model.ids.find(row.allocation);
-    if (id == model.ids.end()) return absl::OkStatus();
-    const auto held = model.live.find(id->second);
-    const Held freed = held->second;
-    model.live.erase(held);
-    model.ids.erase(id);
-    return FreeHeld(freed, play.stream);
-  }
-
-  absl::Status Reserve(const std::string& name, const ScenarioStep& step) {
-    Begin(name, step);
-    for (uint64_t i = 0; i < step.count && models_.contains(name); ++i) {
-      QUIRE_RETURN_IF_ERROR(Allocate(name, i, step.bytes_each, streams_[0]));
+    if (row.action != AllocationAction::kAllocate) return absl::OkStatus();
+    if (play.is_load) {
+      now_.cost.loaded = SaturatingAdd(now_.cost.loaded, row.size);
     }
-    return absl::OkStatus();
+    return Allocate(play.model, row.allocation, row.size, play.stream);
   }
 
   absl::Status Allocate(const std::string& name, uint64_t id, Bytes size,
-                        StreamId stream) {
-    if (size.zero()) return absl::OkStatus();
-    const absl::StatusOr<DeviceAddress> address =
-        policy_->Allocate(size, stream);
-    if (absl::IsResourceExhausted(address.status())) {
-      NoteFailure(name, size);
-      return Drop(name);
-    }
-    QUIRE_RETURN_IF_ERROR(address.status());
-    Model& model = models_.at(name);
-    // A phase that is played again begins with new ids: what an old one still
-    // names stays until the model is unloaded.
-    model.ids[id] = next_order_;
-    model.live[next_order_++] = {*address, size, stream};
-    requested_ += size.value();
+                        size_t stream) {
+    const absl::Status status = WithRoom(
+        size, [&] { return process_->Allocate(name, id, size, stream); });
+    if (absl::IsResourceExhausted(status)) return NoteFailure(name, size);
+    QUIRE_RETURN_IF_ERROR(status);
     NoteUse();
     return absl::OkStatus();
   }
 
-  void NoteFailure(const std::string& name, Bytes size) {
-    // Until something was dropped, the step needs what the scenario says: where
-    // that is more than there is, nothing would have helped.
-    const Bytes needed =
-        anything_dropped_
-            ? Bytes(0)
-            : scenario_.minimum_peak_of_steps[result_.steps.size()];
+  // Drops the model whose request it was.
+  absl::Status NoteFailure(const std::string& name, Bytes size) {
+    // Until something was dropped, the step needs what is known: where that is
+    // more than there is, nothing would have helped.
+    const size_t step = result_.steps.size();
+    const Bytes needed = anything_dropped_ || step >= options_.minima.size()
+                             ? Bytes(0)
+                             : options_.minima[step];
     const bool capacity =
-        std::max(needed, SaturatingAdd(Bytes(requested_), size)) >
+        std::max(needed, SaturatingAdd(process_->requested(), size)) >
         scenario_.usable;
     anything_dropped_ = true;
     ++(capacity ? result_.capacity_failures : result_.fragmentation_failures);
-    if (now_.failure) return;
-    now_.failure =
-        capacity ? ShortageKind::kCapacity : ShortageKind::kFragmentation;
-    now_.failed_request = size;
-    now_.dropped = name;
-  }
-
-  // Frees what is left of it, oldest first.
-  absl::Status Drop(const std::string& name) {
-    const Model model = std::move(models_.at(name));
-    models_.erase(name);
-    std::erase(order_, name);
-    for (const auto& [order, held] : model.live) {
-      QUIRE_RETURN_IF_ERROR(FreeHeld(held, held.stream));
+    if (!now_.failure) {
+      now_.failure =
+          capacity ? ShortageKind::kCapacity : ShortageKind::kFragmentation;
+      now_.failed_request = size;
+      now_.dropped = name;
     }
-    return absl::OkStatus();
-  }
-
-  absl::Status FreeHeld(const Held& held, StreamId stream) {
-    requested_ -= held.size.value();
-    return policy_->Free(held.address, stream);
+    Forget(name);
+    return process_->Drop(name);
   }
 
   void NoteUse() {
-    now_.peak_requested = std::max(now_.peak_requested, Bytes(requested_));
-    now_.peak_reserved =
-        std::max(now_.peak_reserved, policy_->GetUse().reserved);
+    now_.peak_requested = std::max(now_.peak_requested, process_->requested());
+    now_.peak_reserved = std::max(now_.peak_reserved, process_->reserved());
   }
 
   const Scenario& scenario_;
   const std::map<std::string, Workload>& workloads_;
   const PolicySpec& spec_;
+  const SwitchingOptions& options_;
   const SwitchStrategy strategy_;
 
-  std::unique_ptr<SimulatedDevice> device_;
-  std::unique_ptr<AllocatorPolicy> policy_;  // destroyed before the device
-  std::vector<StreamId> streams_;
-  std::map<std::string, Model> models_;
-  std::vector<std::string> order_;  // of models_, oldest first
-  uint64_t requested_ = 0;
-  uint64_t next_order_ = 0;
+  std::unique_ptr<SwitchingProcess> process_;
+  std::vector<Loaded> loaded_;  // oldest first
+  // Models that were switched to and have not run since.
+  std::map<std::string, SwitchCost> pending_;
   bool anything_dropped_ = false;  // for lack of memory
-  // Of processes that have ended, and of this one before the day went on in it.
+  // Of processes that have ended.
   uint64_t past_calls_ = 0;
   uint64_t past_nanoseconds_ = 0;
-  uint64_t first_calls_ = 0;
-  uint64_t first_nanoseconds_ = 0;
 
   StepResult now_;
   ScenarioResult result_;
 };
 
-}  // namespace
-
-const char* SwitchStrategyName(SwitchStrategy strategy) {
-  switch (strategy) {
-    case SwitchStrategy::kKeep:
-      return "keep";
-    case SwitchStrategy::kRestart:
-      return "restart";
-  }
-  return "?";
+template <typename Value, typename Get>
+Value Sum(const std::vector<StepResult>& steps, Get get) {
+  Value sum{};
+  for (const StepResult& step : steps) sum += get(step);
+  return sum;
 }
 
-Bytes ScenarioResult::loaded() const {
-  Bytes sum;
-  for (const StepResult& step : steps) sum = SaturatingAdd(sum, step.loaded);
+}  // namespace
+
+void SwitchCost::Add(const SwitchCost& other) {
+  loaded = SaturatingAdd(loaded, other.loaded);
+  copied_out = SaturatingAdd(copied_out, other.copied_out);
+  copied_in = SaturatingAdd(copied_in, other.copied_in);
+  nanoseconds += other.nanoseconds;
+}
+
+SwitchCost ScenarioResult::cost() const {
+  SwitchCost sum;
+  for (const StepResult& step : steps) sum.Add(step.cost);
   return sum;
+}
+
+uint64_t ScenarioResult::wake_nanoseconds() const {
+  return Sum<uint64_t>(
+      steps, [](const StepResult& step) { return step.wake_nanoseconds; });
 }
 
 uint64_t ScenarioResult::driver_calls() const {
-  uint64_t sum = 0;
-  for (const StepResult& step : steps) sum += step.driver_calls;
-  return sum;
+  return Sum<uint64_t>(
+      steps, [](const StepResult& step) { return step.driver_calls; });
 }
 
 uint64_t ScenarioResult::virtual_nanoseconds() const {
-  uint64_t sum = 0;
-  for (const StepResult& step : steps) sum += step.virtual_nanoseconds;
-  return sum;
+  return Sum<uint64_t>(
+      steps, [](const StepResult& step) { return step.virtual_nanoseconds; });
 }
 
 absl::StatusOr<ScenarioResult> PlayScenario(
     const Scenario& scenario, const std::map<std::string, Workload>& workloads,
-    const PolicySpec& policy, SwitchStrategy strategy,
-    const std::function<void(uint64_t done)>& progress) {
-  return Day(scenario, workloads, policy, strategy).Run(progress);
+    const PolicySpec& policy, const SwitchingOptions& options) {
+  return Day(scenario, workloads, policy, options).Run();
+}
+
+absl::StatusOr<std::vector<Bytes>> CountMinima(
+    const Scenario& scenario, const std::map<std::string, Workload>& workloads,
+    SwitchStrategy strategy, double pool_minimum) {
+  Scenario unlimited = scenario;
+  unlimited.usable = kLargestRequest;
+  const PolicySpec ideal = IdealPolicy::Spec();
+  SwitchingOptions options;
+  options.inflate_pools = false;
+  options.strategy = strategy;
+  options.pool_minimum = pool_minimum;
+  QUIRE_ASSIGN_OR_RETURN(const ScenarioResult result,
+                         PlayScenario(unlimited, workloads, ideal, options));
+  std::vector<Bytes> minima;
+  for (const StepResult& step : result.steps) {
+    minima.push_back(step.peak_requested);
+  }
+  return minima;
 }
 
 }  // namespace quire

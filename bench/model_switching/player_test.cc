@@ -34,9 +34,7 @@ Scenario ReadOne(const std::string& steps, uint64_t usable,
                  const std::string& minima) {
   const auto scenarios = ReadScenarios(
       R"({"scenarios": [{"name": "day", "class": "tight", "usable_bytes": )" +
-      std::to_string(usable) +
-      R"(, "minimum_peak_bytes": 0, "minimum_peak_step": 0,)"
-      R"("minimum_peak_bytes_of_each_step": [)" +
+      std::to_string(usable) + R"(, "minimum_peak_bytes_of_each_step": [)" +
       minima + R"(], "steps": [)" + steps + "]}]}");
   EXPECT_TRUE(scenarios.ok()) << scenarios.status();
   return scenarios.ok() && !scenarios->empty() ? scenarios->front()
@@ -47,8 +45,11 @@ ScenarioResult Play(const Scenario& scenario,
                     const std::map<std::string, Workload>& workloads,
                     const std::string& policy,
                     SwitchStrategy strategy = SwitchStrategy::kKeep) {
+  SwitchingOptions options;
+  options.strategy = strategy;
+  options.minima = scenario.minimum_peak_of_steps;
   const auto result =
-      PlayScenario(scenario, workloads, *ParsePolicySpec(policy), strategy);
+      PlayScenario(scenario, workloads, *ParsePolicySpec(policy), options);
   EXPECT_TRUE(result.ok()) << result.status();
   return result.value_or(ScenarioResult());
 }
@@ -71,7 +72,7 @@ TEST(ScenarioPlayerTest, PlaysStepByStep) {
   }
   EXPECT_EQ(result.switches, 3u);
   EXPECT_EQ(result.switches_survived, 3u);
-  EXPECT_EQ(result.loaded(), MiB(128));
+  EXPECT_EQ(result.cost().loaded, MiB(128));
   EXPECT_FALSE(result.first_failed_step);
 }
 
@@ -131,27 +132,196 @@ TEST(ScenarioPlayerTest, RestartLoadsAgainWhatStays) {
       {"a", SmallModel()}, {"b", SmallModel()}, {"c", SmallModel()}};
   const ScenarioResult result =
       Play(scenario, workloads, "pytorch", SwitchStrategy::kRestart);
-  EXPECT_EQ(result.loaded(), MiB(64 * 8));
+  EXPECT_EQ(result.cost().loaded, MiB(64 * 8));
   EXPECT_EQ(result.steps[4].peak_requested, MiB(64 * 2 + 32));
   // What the unloaded model had is not kept.
   EXPECT_EQ(result.steps[4].peak_reserved, MiB(64 * 2 + 32));
-  EXPECT_EQ(Play(scenario, workloads, "pytorch").loaded(), MiB(64 * 3));
+  EXPECT_EQ(Play(scenario, workloads, "pytorch").cost().loaded, MiB(64 * 3));
+}
+
+// Two models that run in turns, on a device that has room for one: each comes
+// from disk or from the host when it runs, and `keep` cannot do it.
+constexpr char kTurns[] =
+    R"({"do": "load", "workload": "a"},
+       {"do": "run", "workload": "a", "phase": "run1"},
+       {"do": "load", "workload": "b"},
+       {"do": "run", "workload": "b", "phase": "run1"},
+       {"do": "run", "workload": "a", "phase": "run1"},
+       {"do": "unload", "workload": "b"},
+       {"do": "load", "workload": "b"},
+       {"do": "run", "workload": "b", "phase": "run1"})";
+
+TEST(ScenarioPlayerTest, ReloadsWhatIsNeeded) {
+  const Scenario scenario = ReadOne(kTurns, MiB(96).value(), "0,0,0,0,0,0,0,0");
+  const std::map<std::string, Workload> workloads = {{"a", SmallModel()},
+                                                     {"b", SmallModel()}};
+  for (const char* policy : {"quire", "pytorch", "cudamalloc"}) {
+    const ScenarioResult result =
+        Play(scenario, workloads, policy, SwitchStrategy::kReload);
+    EXPECT_FALSE(result.first_failed_step) << policy;
+    // a, b, a, b: what is not there when it is unloaded was unloaded before.
+    EXPECT_EQ(result.cost().loaded, MiB(64 * 4)) << policy;
+    EXPECT_EQ(result.peak_requested, MiB(96)) << policy;
+    EXPECT_EQ(result.steps[4].cost.loaded, MiB(64)) << policy;
+    // A first token behind each of the four.
+    for (const size_t step : {1u, 3u, 4u, 7u}) {
+      ASSERT_EQ(result.steps[step].first_tokens.size(), 1u) << policy << step;
+      EXPECT_EQ(result.steps[step].first_tokens[0].loaded, MiB(64));
+    }
+    EXPECT_EQ(Play(scenario, workloads, policy).steps[2].failure,
+              ShortageKind::kCapacity);
+  }
+}
+
+TEST(ScenarioPlayerTest, SleepsInHostMemory) {
+  const Scenario scenario = ReadOne(kTurns, MiB(96).value(), "0,0,0,0,0,0,0,0");
+  const std::map<std::string, Workload> workloads = {{"a", SmallModel()},
+                                                     {"b", SmallModel()}};
+  for (const char* policy : {"quire", "pytorch", "cudamalloc"}) {
+    const ScenarioResult result =
+        Play(scenario, workloads, policy, SwitchStrategy::kSleep);
+    EXPECT_FALSE(result.first_failed_step) << policy;
+    // Each is read once; b sleeps where it was unloaded and is loaded from
+    // there.
+    EXPECT_EQ(result.cost().loaded, MiB(128)) << policy;
+    EXPECT_EQ(result.cost().copied_out, MiB(64 * 3)) << policy;
+    EXPECT_EQ(result.cost().copied_in, MiB(64 * 2)) << policy;
+    EXPECT_EQ(result.peak_host_memory, MiB(64)) << policy;
+    EXPECT_EQ(result.peak_requested, MiB(96)) << policy;
+    EXPECT_LE(result.peak_reserved, MiB(96)) << policy;
+  }
+}
+
+TEST(ScenarioPlayerTest, PutsToSleepWhatTheDaySays) {
+  const Scenario scenario = ReadOne(
+      R"({"do": "load", "workload": "a"}, {"do": "sleep", "workload": "a"},
+         {"do": "load", "workload": "b"}, {"do": "unload", "workload": "b"},
+         {"do": "wake", "workload": "a"},
+         {"do": "run", "workload": "a", "phase": "run1"})",
+      MiB(96).value(), "0,0,0,0,0,0");
+  const std::map<std::string, Workload> workloads = {{"a", SmallModel()},
+                                                     {"b", SmallModel()}};
+  for (const SwitchStrategy strategy : kSwitchStrategies) {
+    SCOPED_TRACE(SwitchStrategyName(strategy));
+    const ScenarioResult result = Play(scenario, workloads, "quire", strategy);
+    EXPECT_FALSE(result.first_failed_step);
+    EXPECT_EQ(result.switches_survived, 5u);
+    EXPECT_EQ(result.peak_requested, MiB(96));
+    const bool sleeps = strategy != SwitchStrategy::kReload &&
+                        strategy != SwitchStrategy::kRestart;
+    EXPECT_EQ(result.steps[1].host_memory, sleeps ? MiB(64) : Bytes(0));
+    EXPECT_EQ(result.cost().loaded, sleeps ? MiB(128) : MiB(64 * 3));
+  }
+}
+
+// What a model cannot have when it wakes up drops it, and it alone.
+TEST(ScenarioPlayerTest, DropsWhatCannotWakeUp) {
+  const Scenario scenario = ReadOne(
+      R"({"do": "load", "workload": "a"}, {"do": "sleep", "workload": "a"},
+         {"do": "load", "workload": "b"}, {"do": "wake", "workload": "a"},
+         {"do": "run", "workload": "b", "phase": "run1"})",
+      MiB(96).value(), "0,0,0,0,0");
+  const std::map<std::string, Workload> workloads = {{"a", SmallModel()},
+                                                     {"b", SmallModel()}};
+  for (const char* policy : {"quire", "pytorch", "cudamalloc"}) {
+    const ScenarioResult result = Play(scenario, workloads, policy);
+    EXPECT_EQ(result.first_failed_step, 3u) << policy;
+    EXPECT_EQ(result.steps[3].failure, ShortageKind::kCapacity) << policy;
+    EXPECT_EQ(result.steps[3].dropped, "a") << policy;
+    EXPECT_EQ(result.steps[3].host_memory, Bytes(0)) << policy;
+    EXPECT_EQ(result.steps[4].peak_requested, MiB(96)) << policy;
+  }
+}
+
+// A pool of 16 MiB, in 2 MiB tensors, takes what models leave of 128 MiB and
+// gives way to them, down to its least.
+TEST(ScenarioPlayerTest, BalloonsTakeWhatIsLeft) {
+  const Scenario scenario = ReadOne(
+      R"({"do": "reserve", "name": "kv", "count": 8, "bytes_each": 2097152},
+         {"do": "load", "workload": "a"},
+         {"do": "run", "workload": "a", "phase": "run1"},
+         {"do": "unload", "workload": "a"})",
+      MiB(128).value(), "0,0,0,0");
+  for (const char* policy : {"quire", "cudamalloc"}) {
+    const ScenarioResult result =
+        Play(scenario, {{"a", SmallModel()}}, policy, SwitchStrategy::kShared);
+    EXPECT_FALSE(result.first_failed_step) << policy;
+    for (const StepResult& step : result.steps) {
+      ASSERT_TRUE(step.idle) << policy;
+      EXPECT_EQ(step.idle, 0) << policy;
+    }
+  }
+  SwitchingOptions options;
+  options.strategy = SwitchStrategy::kShared;
+  // 96 of 128 MiB for the model: 16 of 20 tensors may stay.
+  const Scenario full = ReadOne(
+      R"({"do": "reserve", "name": "kv", "count": 20, "bytes_each": 2097152},
+         {"do": "load", "workload": "a"},
+         {"do": "run", "workload": "a", "phase": "run1"})",
+      MiB(128).value(), "0,0,0");
+  for (const auto& [least, failed] :
+       {std::pair(0.8, false), std::pair(0.85, true)}) {
+    options.pool_minimum = least;
+    const auto result = PlayScenario(full, {{"a", SmallModel()}},
+                                     *ParsePolicySpec("quire"), options);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->first_failed_step.has_value(), failed) << least;
+  }
+}
+
+TEST(CountMinimaTest, CountsWhatEachStrategyNeeds) {
+  const Scenario scenario = ReadOne(kTurns, MiB(96).value(), "0,0,0,0,0,0,0,0");
+  const std::map<std::string, Workload> workloads = {{"a", SmallModel()},
+                                                     {"b", SmallModel()}};
+  const auto count = [&](SwitchStrategy strategy) {
+    const auto minima = CountMinima(scenario, workloads, strategy, 0);
+    EXPECT_TRUE(minima.ok()) << minima.status();
+    std::vector<uint64_t> mebibytes;
+    for (const Bytes bytes : minima.value_or(std::vector<Bytes>())) {
+      mebibytes.push_back(bytes.value() >> 20);
+    }
+    return mebibytes;
+  };
+  using Mebibytes = std::vector<uint64_t>;
+  EXPECT_EQ(count(SwitchStrategy::kKeep),
+            (Mebibytes{64, 96, 128, 160, 160, 128, 128, 160}));
+  EXPECT_EQ(count(SwitchStrategy::kSleep),
+            (Mebibytes{64, 96, 64, 96, 96, 64, 64, 96}));
+  EXPECT_EQ(count(SwitchStrategy::kReload),
+            (Mebibytes{64, 96, 64, 96, 96, 64, 64, 96}));
+}
+
+TEST(SwitchStrategyTest, ReadsLists) {
+  const auto strategies = ParseSwitchStrategies("sleep,keep");
+  ASSERT_TRUE(strategies.ok());
+  EXPECT_EQ(*strategies,
+            (std::vector{SwitchStrategy::kSleep, SwitchStrategy::kKeep}));
+  EXPECT_EQ(ParseSwitchStrategies("keep,hope").status().message(),
+            "there is no strategy \"hope\"; there are reload, keep, sleep, "
+            "shared, restart");
 }
 
 TEST(ScenarioPlayerTest, NamesWhatIsMissing) {
   const Scenario scenario =
       ReadOne(R"({"do": "run", "workload": "a", "phase": "run7"})",
               GiB(1).value(), "0");
-  EXPECT_EQ(PlayScenario(scenario, {}, *ParsePolicySpec("quire"),
-                         SwitchStrategy::kKeep)
+  EXPECT_EQ(PlayScenario(scenario, {}, *ParsePolicySpec("quire"), {})
                 .status()
                 .message(),
             "there is no workload a");
   EXPECT_EQ(PlayScenario(scenario, {{"a", SmallModel()}},
-                         *ParsePolicySpec("quire"), SwitchStrategy::kKeep)
+                         *ParsePolicySpec("quire"), {})
                 .status()
                 .message(),
             "a has no phase run7");
+  const Scenario twice = ReadOne(
+      R"({"do": "load", "workload": "a"}, {"do": "load", "workload": "a"})",
+      GiB(1).value(), "0,0");
+  EXPECT_EQ(
+      PlayScenario(twice, {{"a", SmallModel()}}, *ParsePolicySpec("quire"), {})
+          .status()
+          .message(),
+      "step 1: a is there already");
 }
 
 TEST(ReadScenariosTest, SaysWhereAFileIsWrong) {
@@ -160,8 +330,7 @@ TEST(ReadScenariosTest, SaysWhereAFileIsWrong) {
   EXPECT_EQ(ReadScenarios(R"({"scenarios": [{"name": 3}]})").status().message(),
             "scenario 0: name is no text");
   EXPECT_EQ(ReadScenarios(R"({"scenarios": [{"name": "n", "class": "c",
-          "usable_bytes": 1, "minimum_peak_bytes": 1, "minimum_peak_step": 0,
-          "minimum_peak_bytes_of_each_step": [1],
+          "usable_bytes": 1, "minimum_peak_bytes_of_each_step": [1],
           "steps": [{"do": "dance"}]}]})")
                 .status()
                 .message(),
@@ -201,12 +370,16 @@ TEST(PublishedScenariosTest, QuireSurvivesWhatFits) {
       ASSERT_TRUE(read.ok()) << name << ": " << read.status();
       workloads[name] = *read;
     }
+    // What is published is what is counted.
+    const auto minima =
+        CountMinima(scenario, workloads, SwitchStrategy::kKeep, 0);
+    ASSERT_TRUE(minima.ok()) << minima.status();
+    EXPECT_EQ(*minima, scenario.minimum_peak_of_steps);
     const ScenarioResult result = Play(scenario, workloads, "quire");
     ASSERT_EQ(result.steps.size(), scenario.steps.size());
     EXPECT_EQ(result.fragmentation_failures, 0u);
     if (!scenario.first_step_over) {
       EXPECT_FALSE(result.first_failed_step);
-      EXPECT_EQ(result.peak_requested, scenario.minimum_peak);
       for (size_t i = 0; i < result.steps.size(); ++i) {
         EXPECT_EQ(result.steps[i].peak_requested,
                   scenario.minimum_peak_of_steps[i])

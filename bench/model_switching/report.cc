@@ -12,28 +12,48 @@ namespace {
 
 using nlohmann::json;
 
-bool IsSwitch(const ScenarioStep& step) {
-  return step.kind == ScenarioStep::Kind::kLoad ||
-         step.kind == ScenarioStep::Kind::kUnload;
-}
-
-struct SwitchTimes {
+// Of some figure over a day.
+struct Spread {
   double mean = 0;
   double worst = 0;
+  size_t count = 0;
+
+  void Add(double value) {
+    mean += (value - mean) / static_cast<double>(++count);
+    worst = std::max(worst, value);
+  }
 };
 
-SwitchTimes TimesOf(const SwitchingRun& run) {
-  SwitchTimes times;
-  size_t count = 0;
-  for (size_t i = 0; i < run.result.steps.size(); ++i) {
-    if (!IsSwitch(run.scenario->steps[i])) continue;
-    const double seconds = run.SwitchSeconds(run.result.steps[i]);
-    times.mean += seconds;
-    times.worst = std::max(times.worst, seconds);
-    ++count;
+Spread SwitchTimes(const SwitchingRun& run) {
+  Spread spread;
+  for (const StepResult& step : run.result.steps) {
+    if (step.is_switch) spread.Add(run.Seconds(step.cost));
   }
-  if (count > 0) times.mean /= static_cast<double>(count);
-  return times;
+  return spread;
+}
+
+Spread FirstTokenTimes(const SwitchingRun& run) {
+  Spread spread;
+  for (const StepResult& step : run.result.steps) {
+    for (const SwitchCost& cost : step.first_tokens) {
+      spread.Add(run.Seconds(cost));
+    }
+  }
+  return spread;
+}
+
+Spread IdleShares(const SwitchingRun& run) {
+  Spread spread;
+  for (const StepResult& step : run.result.steps) {
+    if (step.idle) spread.Add(*step.idle);
+  }
+  return spread;
+}
+
+json ToJson(const Spread& spread) {
+  if (spread.count == 0) return {};
+  return {
+      {"mean", spread.mean}, {"worst", spread.worst}, {"count", spread.count}};
 }
 
 double Ratio(const ScenarioResult& result) {
@@ -42,23 +62,40 @@ double Ratio(const ScenarioResult& result) {
          static_cast<double>(result.peak_requested.value());
 }
 
+double Milliseconds(uint64_t nanoseconds) {
+  return static_cast<double>(nanoseconds) / 1e6;
+}
+
+Bytes Moved(const SwitchCost& cost) {
+  return SaturatingAdd(cost.loaded,
+                       SaturatingAdd(cost.copied_out, cost.copied_in));
+}
+
 json StepToJson(const SwitchingRun& run, size_t index) {
   const ScenarioStep& step = run.scenario->steps[index];
   const StepResult& result = run.result.steps[index];
   json object = {
       {"do", ScenarioStepName(step.kind)},
+      {"minimum_peak", run.minima[index].value()},
       {"peak_requested", result.peak_requested.value()},
       {"peak_reserved", result.peak_reserved.value()},
       {"headroom",
        SaturatingSubtract(run.scenario->usable, result.peak_reserved).value()},
+      {"host_memory", result.host_memory.value()},
       {"driver_calls", result.driver_calls},
-      {"virtual_ms", static_cast<double>(result.virtual_nanoseconds) / 1e6},
-      {"bytes_loaded", result.loaded.value()},
+      {"virtual_ms", Milliseconds(result.virtual_nanoseconds)},
+      {"bytes_loaded", result.cost.loaded.value()},
+      {"bytes_copied_out", result.cost.copied_out.value()},
+      {"bytes_copied_in", result.cost.copied_in.value()},
       {"passed_over", result.passed_over},
       {"failure",
        result.failure ? json(ShortageKindName(*result.failure)) : json()}};
   if (!step.parts.empty()) object["workload"] = step.parts.front().workload;
-  if (IsSwitch(step)) object["seconds_to_switch"] = run.SwitchSeconds(result);
+  if (result.is_switch) object["seconds_to_switch"] = run.Seconds(result.cost);
+  for (const SwitchCost& cost : result.first_tokens) {
+    object["seconds_to_first_token"].push_back(run.Seconds(cost));
+  }
+  if (result.idle) object["idle_share"] = *result.idle;
   if (result.failure) {
     object["dropped"] = result.dropped;
     object["failed_request"] = result.failed_request.value();
@@ -66,32 +103,47 @@ json StepToJson(const SwitchingRun& run, size_t index) {
   return object;
 }
 
-json RunToJson(const SwitchingRun& run) {
+template <typename Value>
+json OrNull(const std::optional<Value>& value) {
+  return value ? json(*value) : json();
+}
+
+json RunToJson(const SwitchingRun& run, const json& settings) {
   const ScenarioResult& result = run.result;
-  const SwitchTimes times = TimesOf(run);
-  json object = {
-      {"scenario", run.scenario->name},
-      {"class", run.scenario->category},
-      {"policy", run.policy},
-      {"validated", run.kind->validated},
-      {"strategy", SwitchStrategyName(run.strategy)},
-      {"device_memory", run.scenario->usable.value()},
-      {"as_good_as_can_be", run.AsGoodAsCanBe()},
-      {"switches", result.switches},
-      {"switches_survived", result.switches_survived},
-      {"capacity_failures", result.capacity_failures},
-      {"fragmentation_failures", result.fragmentation_failures},
-      {"first_failed_step",
-       result.first_failed_step ? json(*result.first_failed_step) : json()},
-      {"minimum_peak", run.scenario->minimum_peak.value()},
-      {"peak_requested", result.peak_requested.value()},
-      {"peak_reserved", result.peak_reserved.value()},
-      {"ratio", Ratio(result)},
-      {"driver_calls", result.driver_calls()},
-      {"virtual_ms", static_cast<double>(result.virtual_nanoseconds()) / 1e6},
-      {"bytes_loaded", result.loaded().value()},
-      {"disk_rate", run.disk_rate.value()},
-      {"seconds_to_switch", {{"mean", times.mean}, {"worst", times.worst}}}};
+  const SwitchCost cost = result.cost();
+  json object = {{"scenario", run.scenario->name},
+                 {"class", run.scenario->category},
+                 {"policy", run.policy},
+                 {"validated", run.kind->validated},
+                 {"strategy", SwitchStrategyName(run.strategy)},
+                 {"device_memory", run.scenario->usable.value()},
+                 {"as_good_as_can_be", run.AsGoodAsCanBe()},
+                 {"oom", result.first_failed_step.has_value()},
+                 {"switches", result.switches},
+                 {"switches_survived", result.switches_survived},
+                 {"capacity_failures", result.capacity_failures},
+                 {"fragmentation_failures", result.fragmentation_failures},
+                 {"first_failed_step", OrNull(result.first_failed_step)},
+                 {"first_step_over", OrNull(run.first_step_over())},
+                 {"minimum_peak", run.minimum_peak().value()},
+                 {"peak_requested", result.peak_requested.value()},
+                 {"peak_reserved", result.peak_reserved.value()},
+                 {"ratio", Ratio(result)},
+                 {"driver_calls", result.driver_calls()},
+                 {"virtual_ms", Milliseconds(result.virtual_nanoseconds())},
+                 {"bytes_moved", Moved(cost).value()},
+                 {"bytes_loaded", cost.loaded.value()},
+                 {"bytes_copied_out", cost.copied_out.value()},
+                 {"bytes_copied_in", cost.copied_in.value()},
+                 {"host_memory_peak", result.peak_host_memory.value()},
+                 {"disk_rate", run.rates.disk.value()},
+                 {"host_rate", run.rates.host.value()},
+                 {"pool_minimum", run.pool_minimum},
+                 {"wake_to_copy", OrNull(run.WakeToCopy())},
+                 {"idle_share", ToJson(IdleShares(run))},
+                 {"seconds_to_switch", ToJson(SwitchTimes(run))},
+                 {"seconds_to_first_token", ToJson(FirstTokenTimes(run))},
+                 {"settings", settings}};
   json& steps = object["steps"] = json::array();
   for (size_t i = 0; i < result.steps.size(); ++i) {
     steps.push_back(StepToJson(run, i));
@@ -106,52 +158,96 @@ std::string FailureCell(const ScenarioResult& result) {
                          *result.first_failed_step);
 }
 
+std::string SecondsCell(double seconds, size_t count) {
+  return count == 0 ? "-" : absl::StrFormat("%.2f s", seconds);
+}
+
+std::string PercentCell(const Spread& spread) {
+  return spread.count == 0 ? "-"
+                           : absl::StrFormat("%.2f %%", spread.worst * 100);
+}
+
+std::vector<std::string> TableRow(const SwitchingRun& run) {
+  const ScenarioResult& result = run.result;
+  const SwitchCost cost = result.cost();
+  const Spread switches = SwitchTimes(run);
+  const Spread tokens = FirstTokenTimes(run);
+  return {run.scenario->name,
+          absl::StrCat(run.policy, run.kind->validated ? "" : " (unvalidated)"),
+          SwitchStrategyName(run.strategy),
+          absl::StrCat(result.switches_survived, "/", result.switches),
+          FormatBytes(result.peak_requested),
+          FormatBytes(result.peak_reserved),
+          absl::StrFormat("%.4f", Ratio(result)),
+          absl::StrCat(result.driver_calls()),
+          absl::StrFormat("%.0f", Milliseconds(result.virtual_nanoseconds())),
+          FormatBytes(cost.loaded),
+          FormatBytes(SaturatingAdd(cost.copied_out, cost.copied_in)),
+          FormatBytes(result.peak_host_memory),
+          SecondsCell(switches.mean, switches.count),
+          SecondsCell(tokens.mean, tokens.count),
+          SecondsCell(tokens.worst, tokens.count),
+          PercentCell(IdleShares(run)),
+          FailureCell(result),
+          run.AsGoodAsCanBe() ? "yes" : "no"};
+}
+
 }  // namespace
 
-double SwitchingRun::SwitchSeconds(const StepResult& step) const {
-  return static_cast<double>(step.loaded.value()) /
-             static_cast<double>(disk_rate.value()) +
-         static_cast<double>(step.virtual_nanoseconds) / 1e9;
+double SwitchingRun::Seconds(const SwitchCost& cost) const {
+  const Bytes copied = SaturatingAdd(cost.copied_out, cost.copied_in);
+  return static_cast<double>(cost.loaded.value()) /
+             static_cast<double>(rates.disk.value()) +
+         static_cast<double>(copied.value()) /
+             static_cast<double>(rates.host.value()) +
+         static_cast<double>(cost.nanoseconds) / 1e9;
+}
+
+Bytes SwitchingRun::minimum_peak() const {
+  return minima.empty() ? Bytes(0)
+                        : *std::max_element(minima.begin(), minima.end());
+}
+
+std::optional<size_t> SwitchingRun::first_step_over() const {
+  const auto found =
+      std::find_if(minima.begin(), minima.end(),
+                   [&](Bytes bytes) { return bytes > scenario->usable; });
+  if (found == minima.end()) return std::nullopt;
+  return static_cast<size_t>(found - minima.begin());
 }
 
 bool SwitchingRun::AsGoodAsCanBe() const {
   if (result.fragmentation_failures > 0) return false;
-  if (!scenario->first_step_over) return result.capacity_failures == 0;
-  return !result.first_failed_step ||
-         *result.first_failed_step >= *scenario->first_step_over;
+  const std::optional<size_t> over = first_step_over();
+  if (!over) return result.capacity_failures == 0;
+  return !result.first_failed_step || *result.first_failed_step >= *over;
 }
 
-std::string ToJson(const std::vector<SwitchingRun>& runs) {
+std::optional<double> SwitchingRun::WakeToCopy() const {
+  const Bytes copied = result.cost().copied_in;
+  if (copied.zero()) return std::nullopt;
+  const double seconds = Seconds({.copied_in = copied});
+  return seconds /
+         (seconds + static_cast<double>(result.wake_nanoseconds()) / 1e9);
+}
+
+std::string ToJson(const std::vector<SwitchingRun>& runs,
+                   const json& settings) {
   std::string text = "[";
   for (const SwitchingRun& run : runs) {
     absl::StrAppend(&text, text.size() > 1 ? ",\n" : "\n",
-                    RunToJson(run).dump());
+                    RunToJson(run, settings).dump());
   }
   return text + "\n]\n";
 }
 
 std::string ToTable(const std::vector<SwitchingRun>& runs) {
   std::vector<std::vector<std::string>> rows = {
-      {"scenario", "policy", "strategy", "switches", "survived", "requested",
-       "reserved", "ratio", "calls", "virtual ms", "loaded", "to switch",
-       "worst", "first failure", "as good as can be"}};
-  for (const SwitchingRun& run : runs) {
-    const ScenarioResult& result = run.result;
-    const SwitchTimes times = TimesOf(run);
-    rows.push_back(
-        {run.scenario->name,
-         absl::StrCat(run.policy, run.kind->validated ? "" : " (unvalidated)"),
-         SwitchStrategyName(run.strategy), absl::StrCat(result.switches),
-         absl::StrCat(result.switches_survived),
-         FormatBytes(result.peak_requested), FormatBytes(result.peak_reserved),
-         absl::StrFormat("%.4f", Ratio(result)),
-         absl::StrCat(result.driver_calls()),
-         absl::StrFormat(
-             "%.0f", static_cast<double>(result.virtual_nanoseconds()) / 1e6),
-         FormatBytes(result.loaded()), absl::StrFormat("%.2f s", times.mean),
-         absl::StrFormat("%.2f s", times.worst), FailureCell(result),
-         run.AsGoodAsCanBe() ? "yes" : "no"});
-  }
+      {"scenario", "policy", "strategy", "survived", "requested", "reserved",
+       "ratio", "calls", "virtual ms", "loaded", "copied", "in host",
+       "to switch", "to first token", "worst", "idle, worst", "first failure",
+       "as good as can be"}};
+  for (const SwitchingRun& run : runs) rows.push_back(TableRow(run));
   return AlignColumns(rows);
 }
 

@@ -3,14 +3,22 @@
 #ifndef QUIRE_BENCH_MODEL_SWITCHING_REPORT_H_
 #define QUIRE_BENCH_MODEL_SWITCHING_REPORT_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/model_switching/player.h"
 #include "bench/model_switching/scenario.h"
 #include "bench/policies/policy_registry.h"
+#include "nlohmann/json_fwd.hpp"
 
 namespace quire {
+
+// What bytes are moved at, in a second.
+struct SwitchRates {
+  Bytes disk;
+  Bytes host;  // to and from host memory
+};
 
 // One policy on one scenario with one strategy.
 struct SwitchingRun {
@@ -18,19 +26,26 @@ struct SwitchingRun {
   std::string policy;
   const PolicyKind* kind = nullptr;
   SwitchStrategy strategy = SwitchStrategy::kKeep;
-  Bytes disk_rate;  // in a second
+  double pool_minimum = 0;
+  SwitchRates rates;
+  std::vector<Bytes> minima;  // SwitchingOptions::minima
   ScenarioResult result;
 
-  // From the decision to switch until the model can run: reading what was
-  // loaded at the disk's rate, and driver calls on the virtual clock.
-  double SwitchSeconds(const StepResult& step) const;
+  double Seconds(const SwitchCost& cost) const;
+  Bytes minimum_peak() const;
+  // Where the device is too small, at the earliest.
+  std::optional<size_t> first_step_over() const;
   // No failure where the scenario fits; where it does not, none but for
-  // capacity, and none before the step that the scenario names.
+  // capacity, and none before it cannot fit.
   bool AsGoodAsCanBe() const;
+  // Speed of waking up to that of the copies alone; none where nothing woke.
+  std::optional<double> WakeToCopy() const;
 };
 
-// An array with one object per run.
-std::string ToJson(const std::vector<SwitchingRun>& runs);
+// An array with one object per run, each on a line of its own, with `settings`
+// in it.
+std::string ToJson(const std::vector<SwitchingRun>& runs,
+                   const nlohmann::json& settings);
 std::string ToTable(const std::vector<SwitchingRun>& runs);
 
 }  // namespace quire

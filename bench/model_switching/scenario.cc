@@ -15,13 +15,17 @@ namespace {
 using nlohmann::json;
 using Kind = ScenarioStep::Kind;
 
-constexpr std::array<std::pair<const char*, Kind>, 6> kKinds = {
+constexpr std::array<std::pair<const char*, Kind>, 8> kKinds = {
     {{"load", Kind::kLoad},
      {"run", Kind::kRun},
      {"unload", Kind::kUnload},
+     {"sleep", Kind::kSleep},
+     {"wake", Kind::kWake},
      {"reserve", Kind::kReserve},
      {"release", Kind::kRelease},
      {"parallel", Kind::kParallel}}};
+
+constexpr char kMinima[] = "minimum_peak_bytes_of_each_step";
 
 // Reads fields of one object; the first that is wrong is the error.
 class Fields {
@@ -81,6 +85,33 @@ absl::Status Within(const absl::Status& status, const std::string& where) {
       absl::StrCat(where, ": ", std::string(status.message())));
 }
 
+bool NamesPool(Kind kind) {
+  return kind == Kind::kReserve || kind == Kind::kRelease;
+}
+
+json PartToJson(const ScenarioPart& part) {
+  return {{"workload", part.workload}, {"phase", part.phase}};
+}
+
+json StepToJson(const ScenarioStep& step) {
+  json object = {{"do", ScenarioStepName(step.kind)}};
+  if (step.kind == Kind::kParallel) {
+    object["chunk"] = step.chunk;
+    for (const ScenarioPart& part : step.parts) {
+      object["parts"].push_back(PartToJson(part));
+    }
+    return object;
+  }
+  const ScenarioPart& part = step.parts.front();
+  object[NamesPool(step.kind) ? "name" : "workload"] = part.workload;
+  if (step.kind == Kind::kRun) object["phase"] = part.phase;
+  if (step.kind == Kind::kReserve) {
+    object["count"] = step.count;
+    object["bytes_each"] = step.bytes_each.value();
+  }
+  return object;
+}
+
 absl::StatusOr<ScenarioStep> ReadStep(const json& object) {
   Fields fields(object);
   std::string name;
@@ -111,9 +142,7 @@ absl::StatusOr<ScenarioStep> ReadStep(const json& object) {
     }
   } else {
     ScenarioPart& part = step.parts.emplace_back();
-    const bool pool =
-        step.kind == Kind::kReserve || step.kind == Kind::kRelease;
-    fields.Read(pool ? "name" : "workload", &part.workload);
+    fields.Read(NamesPool(step.kind) ? "name" : "workload", &part.workload);
     if (step.kind == Kind::kRun) fields.Read("phase", &part.phase);
     if (step.kind == Kind::kReserve) {
       fields.Read("count", &step.count);
@@ -130,17 +159,18 @@ absl::StatusOr<Scenario> ReadScenario(const json& object) {
   fields.Read("name", &scenario.name);
   fields.Read("class", &scenario.category);
   fields.Read("usable_bytes", &scenario.usable);
-  fields.Read("minimum_peak_bytes", &scenario.minimum_peak);
-  fields.Read("minimum_peak_step", &scenario.minimum_peak_step);
   if (fields.Has("first_step_over")) {
     fields.Read("first_step_over", &scenario.first_step_over.emplace());
   }
-  for (const json& bytes : fields.List("minimum_peak_bytes_of_each_step")) {
-    if (!bytes.is_number_unsigned()) {
-      return absl::InvalidArgumentError(
-          "minimum_peak_bytes_of_each_step holds what is no number");
+  const bool has_minima = fields.Has(kMinima);
+  if (has_minima) {
+    for (const json& bytes : fields.List(kMinima)) {
+      if (!bytes.is_number_unsigned()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(kMinima, " holds what is no number"));
+      }
+      scenario.minimum_peak_of_steps.push_back(Bytes(bytes.get<uint64_t>()));
     }
-    scenario.minimum_peak_of_steps.push_back(Bytes(bytes.get<uint64_t>()));
   }
   for (const json& step : fields.List("steps")) {
     absl::StatusOr<ScenarioStep> read = ReadStep(step);
@@ -149,11 +179,11 @@ absl::StatusOr<Scenario> ReadScenario(const json& object) {
     scenario.steps.push_back(*std::move(read));
   }
   QUIRE_RETURN_IF_ERROR(fields.status());
-  if (scenario.minimum_peak_of_steps.size() != scenario.steps.size()) {
+  if (has_minima &&
+      scenario.minimum_peak_of_steps.size() != scenario.steps.size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("minimum_peak_bytes_of_each_step has ",
-                     scenario.minimum_peak_of_steps.size(), " entries for ",
-                     scenario.steps.size(), " steps"));
+        absl::StrCat(kMinima, " has ", scenario.minimum_peak_of_steps.size(),
+                     " entries for ", scenario.steps.size(), " steps"));
   }
   return scenario;
 }
@@ -182,10 +212,31 @@ absl::StatusOr<std::vector<Scenario>> ReadScenarios(std::string_view contents) {
   return scenarios;
 }
 
+std::string WriteScenarios(const std::vector<Scenario>& scenarios) {
+  json list = json::array();
+  for (const Scenario& scenario : scenarios) {
+    json& object =
+        list.emplace_back(json{{"name", scenario.name},
+                               {"class", scenario.category},
+                               {"usable_bytes", scenario.usable.value()}});
+    if (scenario.first_step_over) {
+      object["first_step_over"] = *scenario.first_step_over;
+    }
+    for (const Bytes bytes : scenario.minimum_peak_of_steps) {
+      object[kMinima].push_back(bytes.value());
+    }
+    object["steps"] = json::array();
+    for (const ScenarioStep& step : scenario.steps) {
+      object["steps"].push_back(StepToJson(step));
+    }
+  }
+  return json{{"scenarios", list}}.dump(1) + "\n";
+}
+
 std::vector<std::string> WorkloadsOf(const Scenario& scenario) {
   std::set<std::string> names;
   for (const ScenarioStep& step : scenario.steps) {
-    if (step.kind == Kind::kReserve || step.kind == Kind::kRelease) continue;
+    if (NamesPool(step.kind)) continue;
     for (const ScenarioPart& part : step.parts) names.insert(part.workload);
   }
   return {names.begin(), names.end()};
@@ -194,16 +245,23 @@ std::vector<std::string> WorkloadsOf(const Scenario& scenario) {
 absl::StatusOr<Workload> ReadWorkload(std::string_view contents) {
   QUIRE_ASSIGN_OR_RETURN(const AllocationTrace trace, ReadQuireCsv(contents));
   Workload workload;
-  std::vector<AllocationEvent>* phase = nullptr;
+  WorkloadPhase* phase = nullptr;
+  uint64_t steps = 0;  // of the phase, that have begun
   for (const AllocationEvent& event : trace.events) {
     if (event.action == AllocationAction::kMark) {
       const std::string& label = trace.labels[event.label];
-      phase = &workload.phases[label.substr(0, label.find(' '))];
+      const size_t space = label.find(' ');
+      phase = &workload.phases[label.substr(0, space)];
+      steps = space == std::string::npos ? 0 : steps + 1;
+      if (steps == 2) phase->first_result = phase->events.size();
     }
     if (phase == nullptr) {
       return absl::InvalidArgumentError("events come before the first phase");
     }
-    phase->push_back(event);
+    phase->events.push_back(event);
+  }
+  for (auto& [name, read] : workload.phases) {
+    if (read.first_result == 0) read.first_result = read.events.size();
   }
   return workload;
 }

@@ -29,10 +29,19 @@ struct ScenarioPart {
 };
 
 struct ScenarioStep {
-  enum class Kind { kLoad, kRun, kUnload, kReserve, kRelease, kParallel };
+  enum class Kind {
+    kLoad,
+    kRun,
+    kUnload,
+    kSleep,  // to host memory
+    kWake,
+    kReserve,
+    kRelease,
+    kParallel
+  };
   Kind kind = Kind::kRun;
   // One, except of kParallel. Of kReserve and kRelease the workload is the name
-  // of what is reserved. Of kLoad and kUnload there is no phase.
+  // of what is reserved. Only kRun and kParallel have phases.
   std::vector<ScenarioPart> parts;
   uint64_t count = 0;  // of kReserve: tensors
   Bytes bytes_each;
@@ -44,10 +53,8 @@ struct Scenario {
   std::string name;
   std::string category;  // "relaxed", "tight", "infeasible"
   Bytes usable;          // of the device
-  // The most that is live at one time, and in which step: no policy can do with
-  // less.
-  Bytes minimum_peak;
-  uint64_t minimum_peak_step = 0;
+  // The most that is live at one time, in each step: no policy can do with less
+  // where all that is loaded stays. Empty where the file does not say.
   std::vector<Bytes> minimum_peak_of_steps;
   // Of infeasible ones: where memory must run out, at the earliest.
   std::optional<uint64_t> first_step_over;
@@ -56,16 +63,25 @@ struct Scenario {
 
 // Errors: kInvalidArgument, with the scenario, the step and the field.
 absl::StatusOr<std::vector<Scenario>> ReadScenarios(std::string_view contents);
+// A file that ReadScenarios reads.
+std::string WriteScenarios(const std::vector<Scenario>& scenarios);
 
 // Names of the workloads that it plays; what is reserved is none.
 std::vector<std::string> WorkloadsOf(const Scenario& scenario);
 
-// What one model does, phase by phase. Events include the marks.
+struct WorkloadPhase {
+  std::vector<AllocationEvent> events;  // the marks included
+  // So many of them until its first result is there: the first token. All, in a
+  // phase of one step.
+  size_t first_result = 0;
+};
+// What one model does, phase by phase.
 struct Workload {
-  std::map<std::string, std::vector<AllocationEvent>> phases;
+  std::map<std::string, WorkloadPhase> phases;
 };
 // Phases begin at marks with a new name; marks of steps within a phase
-// ("run1 3") belong to it. Errors: those of ReadQuireCsv; kInvalidArgument
+// ("run1 3") belong to it, and the first result is there when the second step
+// begins. Errors: those of ReadQuireCsv; kInvalidArgument
 // where events come before the first mark.
 absl::StatusOr<Workload> ReadWorkload(std::string_view contents);
 

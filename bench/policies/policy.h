@@ -12,6 +12,8 @@
 #ifndef QUIRE_BENCH_POLICIES_POLICY_H_
 #define QUIRE_BENCH_POLICIES_POLICY_H_
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/units.h"
@@ -27,6 +29,22 @@ struct PolicyUse {
   Bytes allocated;  // handed out, with the rounding of the policy
   Bytes mapped;     // under addresses: handed out, kept or unusable
   Bytes reserved;   // physical memory taken from the driver
+};
+
+// Systems that know whose memory is whose, and can take it away from under its
+// addresses: Quire. On others, a model sleeps by freeing what it holds, and
+// allocates it again to wake up.
+class PolicyOwners {
+ public:
+  virtual ~PolicyOwners() = default;
+  // Whose the allocations are from here on; "": nobody's.
+  virtual void Select(const std::string& owner) = 0;
+  // All or nothing; the addresses stay. Returns what has to be copied to the
+  // host first, or from it afterwards. Errors of Wake: kResourceExhausted.
+  virtual absl::StatusOr<Bytes> Sleep(const std::string& owner) = 0;
+  virtual absl::StatusOr<Bytes> Wake(const std::string& owner) = 0;
+  // So much is kept for the owner: others cannot have what it uses less.
+  virtual absl::Status SetMinimum(const std::string& owner, Bytes minimum) = 0;
 };
 
 class AllocatorPolicy {
@@ -49,6 +67,9 @@ class AllocatorPolicy {
                                     StreamId /*stream*/) {
     return absl::OkStatus();
   }
+
+  // Null where the system knows no owners.
+  virtual PolicyOwners* owners() { return nullptr; }
 
   // O(1).
   virtual PolicyUse GetUse() const = 0;

@@ -1,0 +1,58 @@
+// What model_switching is told on its command line.
+
+#ifndef QUIRE_BENCH_MODEL_SWITCHING_OPTIONS_H_
+#define QUIRE_BENCH_MODEL_SWITCHING_OPTIONS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "bench/model_switching/generator.h"
+#include "bench/model_switching/report.h"
+#include "bench/model_switching/switch_strategy.h"
+#include "bench/policies/policy_registry.h"
+#include "nlohmann/json_fwd.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace quire {
+
+// As given.
+struct SwitchingArguments {
+  std::string file;
+  std::string traces;
+  std::vector<std::string> names;
+  std::string policies = "quire,pytorch,pytorch-expandable";
+  std::string strategies;
+  std::string disk_rate = "2GB";
+  std::string host_rate = "24GB";
+  double pool_minimum = 0;
+  GeneratorOptions generator;  // no requests: days are read from a file
+  std::string arrivals = "poisson";
+  std::string mix;
+  std::string device_memory = "16GiB";
+  std::string write;
+  bool json = false;
+};
+
+void AddArguments(CLI::App* app, SwitchingArguments* arguments);
+
+// As meant.
+struct SwitchingPlan {
+  std::vector<PolicySpec> policies;
+  std::vector<SwitchStrategy> strategies;
+  SwitchRates rates;
+  GeneratorOptions generator;
+};
+// Errors, for which the command line is to blame: kInvalidArgument with the
+// option.
+absl::StatusOr<SwitchingPlan> MakePlan(const SwitchingArguments& arguments);
+
+// All that decides what a run gives.
+nlohmann::json SettingsToJson(const SwitchingArguments& arguments);
+
+}  // namespace quire
+
+#endif  // QUIRE_BENCH_MODEL_SWITCHING_OPTIONS_H_
