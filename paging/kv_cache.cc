@@ -22,6 +22,10 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(
   if (options.page_ahead.thread && options.page_ahead.max_steps == 0)
     return absl::InvalidArgumentError(
         "KV cache: a thread that maps pages 0 steps ahead");
+  if (!options.swap_space.zero() && options.swap_space < memory->page_size())
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache: a swap space of ", FormatBytes(options.swap_space),
+        " holds no page of ", FormatBytes(memory->page_size())));
   QUIRE_RETURN_IF_ERROR(Impl::CheckLimit(options.limit));
   QUIRE_ASSIGN_OR_RETURN(
       const RegionGeometry geometry,
@@ -36,6 +40,8 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(
         " of addresses, the device memory has ", FormatBytes(addresses)));
   std::unique_ptr<KvCache> cache(
       new KvCache(std::make_unique<Impl>(memory, geometry, options)));
+  if (!options.swap_space.zero())
+    QUIRE_RETURN_IF_ERROR(cache->impl_->StartSwap());
   cache->memory_ = memory;
   memory->AddReclaimer(cache.get());
   if (options.page_ahead.thread)
@@ -46,6 +52,8 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(
 KvCache::KvCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 KvCache::~KvCache() {
+  // Create failed before the memory knew of the cache.
+  if (memory_ == nullptr) return;
   if (memory_->in_forked_child()) {
     // Its locks, its thread and its memory are the parent's.
     (void)impl_.release();
@@ -96,6 +104,23 @@ absl::StatusOr<SequenceId> KvCache::Fork(SequenceId parent, StreamId stream) {
   absl::StatusOr<SequenceId> sequence = impl_->Fork(parent, stream);
   impl_->CheckAfterMutation();
   return sequence;
+}
+SequenceSwap* KvCache::swap() {
+  return impl_->options().swap_space.zero() ? nullptr : this;
+}
+absl::Status KvCache::SwapOut(SequenceId sequence, const Fence& fence) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
+  const HookDeferral deferral(memory_);
+  absl::Status status = impl_->SwapOut(sequence, fence);
+  impl_->CheckAfterMutation();
+  return status;
+}
+absl::Status KvCache::SwapIn(SequenceId sequence) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
+  const HookDeferral deferral(memory_);
+  absl::Status status = impl_->SwapIn(sequence);
+  impl_->CheckAfterMutation();
+  return status;
 }
 void KvCache::AdvanceClock(uint64_t now) {
   if (!memory_->in_forked_child()) impl_->AdvanceClock(now);

@@ -57,8 +57,9 @@ KvCache::Impl::Demand KvCache::Impl::MostUrgent(uint32_t steps) const {
   uint64_t soonest = steps;
   for (const Sequence& sequence : sequences_) {
     // What the driver refused to map would be tried, and refused, for ever.
-    if (!sequence.region || sequence.step != attempted_steps_ ||
-        sequence.region->damaged() || sequence.region->unsharing())
+    if (!sequence.region || sequence.swapped ||
+        sequence.step != attempted_steps_ || sequence.region->damaged() ||
+        sequence.region->unsharing())
       continue;
     const uint64_t mapped = sequence.region->mapped_tokens();
     const uint64_t steps_left =

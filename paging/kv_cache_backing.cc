@@ -146,9 +146,10 @@ absl::StatusOr<PageCount> KvCache::Impl::GiveBack(
 }
 
 // Cheapest loss first: parked regions in the order of parking, what admitted
-// sequences have to spare, what lies behind prefixes, and then prefixes; and in
-// a second round the pages that only cool, because a kernel may still read
-// them.
+// sequences have to spare, what lies behind prefixes, and then prefixes; in a
+// second round the pages that only cool, because a kernel may still read them;
+// and last what was left under sequences that are swapped out, which has to be
+// copied to the host first.
 PageCount KvCache::Impl::Reclaim(PageCount wanted) {
   MutexLock lock(&state_mutex_);
   std::vector<KvRegion*> plain;
@@ -156,7 +157,8 @@ PageCount KvCache::Impl::Reclaim(PageCount wanted) {
   for (KvRegion* region : parked_.OldestFirst())
     (IsCached(*region) ? cached : plain).push_back(region);
   for (const Sequence& sequence : sequences_) {
-    if (sequence.region) plain.push_back(sequence.region.get());
+    if (sequence.region && !sequence.swapped)
+      plain.push_back(sequence.region.get());
   }
   PageCount given;
   for (const bool complete_only : {true, false}) {
@@ -174,6 +176,7 @@ PageCount KvCache::Impl::Reclaim(PageCount wanted) {
     }
     ReclaimPrefixes(wanted, complete_only, &given);
   }
+  ReclaimSwapped(wanted, &given);
   for (std::unique_ptr<KvRegion>& region : parked_.TakeDamaged())
     Dispose(std::move(region));
   // With no page left to give, what is short may be addresses.

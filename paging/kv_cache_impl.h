@@ -1,9 +1,10 @@
 // The state of a KvCache. Internal: kv_cache.cc is the public face,
-// kv_cache_sequences.cc holds the sequences, kv_cache_backing.cc the pages under
-// them, kv_cache_report.cc tells of both, kv_cache_ahead.cc maps pages that
-// will be needed, kv_cache_window.cc drops tokens that no kernel sees,
-// kv_cache_prefix.cc is what is kept of sequences that are gone, and
-// kv_cache_share.cc how sequences share.
+// kv_cache_sequences.cc holds the sequences, kv_cache_backing.cc the pages
+// under them, kv_cache_report.cc tells of both, kv_cache_ahead.cc maps pages
+// that will be needed, kv_cache_window.cc drops tokens that no kernel sees,
+// kv_cache_prefix.cc is what is kept of sequences that are gone,
+// kv_cache_share.cc how sequences share, and kv_cache_swap.cc moves them to
+// host memory and back.
 //
 // Locking. Two locks, so that the memory can call back while it serves us:
 //
@@ -41,6 +42,8 @@
 #include "paging/parked_regions.h"
 #include "paging/prefix_index.h"
 #include "paging/shared_pages.h"
+#include "paging/swap_space.h"
+#include "paging/swapped_rows.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/mutex.h"
@@ -80,6 +83,13 @@ class KvCache::Impl {
   absl::Status Shrink(SequenceId sequence, uint64_t length, const Fence& fence)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   absl::Status Release(SequenceId sequence, const Fence& fence)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+
+  // Makes swapping possible. Once.
+  absl::Status StartSwap();
+  absl::Status SwapOut(SequenceId sequence, const Fence& fence)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  absl::Status SwapIn(SequenceId sequence)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
 
   absl::StatusOr<KvLayerView> View(SequenceId sequence, uint32_t layer) const
@@ -127,6 +137,7 @@ class KvCache::Impl {
     uint64_t growth = 1;   // tokens of its last step that made it longer
     int32_t priority = 0;  // of its prefix, until:
     uint64_t retain_until = UINT64_MAX;
+    std::unique_ptr<SwappedRows> swapped;  // null: it is on the device
   };
   // A slot with the region of a sequence that begins.
   struct Taken {
@@ -379,6 +390,48 @@ class KvCache::Impl {
     return DeviceAddress(region.range()->address().value() +
                          geometry_.Offset(group).value() + offset);
   }
+
+  // ---- Swap (kv_cache_swap.cc) ----
+  // The slot of a sequence that is on the device, and why there is none.
+  std::optional<size_t> FindResident(SequenceId id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  absl::Status NotResident(SequenceId id, const char* purpose) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Finds host memory for what the region has: in blocks, or, where its pages
+  // lie elsewhere too, in kept pages.
+  absl::StatusOr<std::unique_ptr<SwappedRows>> SetAside(const KvRegion& region)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // Queues copies of what is in blocks, in either direction.
+  enum class SwapDirection { kOut, kIn };
+  absl::Status CopyBlocks(const KvRegion& region, const SwappedRows& rows,
+                          SwapDirection direction)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  absl::Status CopyPages(DeviceAddress pages, std::byte* host, Bytes size,
+                         SwapDirection direction)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Queues copies of kept pages under slots that are to go, unless they were
+  // written before.
+  absl::Status WriteOut(const KvRegion& region, const SwappedRows& rows,
+                        std::span<const PageRun> runs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // The region keeps so many pages of each part, and none is in use.
+  void Retreat(KvRegion* region, std::span<const PageCount> kept)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  absl::Status BackSwapped(KvRegion* region, const SwappedRows& rows)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  absl::Status ReadIn(KvRegion* region, const SwappedRows& rows,
+                      std::span<const PageCount> mapped)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // The sequence is not swapped out any more: it is back, or released.
+  void EndSwap(Sequence* sequence, std::span<const PageCount> mapped)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  std::vector<PageCount> MappedPages(const KvRegion& region) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  void Unkeep(KeptPage& page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  void ReclaimSwapped(PageCount wanted, PageCount* given)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  absl::Status CheckSwapped() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+
   // Completes behind all that is queued on the stream.
   Fence FenceBehind(StreamId stream) const;
 
@@ -396,6 +449,12 @@ class KvCache::Impl {
   // Of Step: regions that need pages, and slots that need pages of their own.
   std::vector<Demand> demands_ ABSL_GUARDED_BY(operation_mutex_);
   std::vector<size_t> on_shared_pages_ ABSL_GUARDED_BY(operation_mutex_);
+  // Null where there is no swap space. Destroyed after those who have blocks.
+  std::unique_ptr<SwapSpace> swap_space_;
+  StreamId copy_stream_;  // calls with it are made under state_mutex_
+  // By handle: those that lie under a sequence that is swapped out.
+  absl::flat_hash_map<PageHandle, std::shared_ptr<KeptPage>> kept_pages_
+      ABSL_GUARDED_BY(state_mutex_);
   std::vector<Sequence> sequences_ ABSL_GUARDED_BY(state_mutex_);
   std::vector<size_t> free_slots_ ABSL_GUARDED_BY(state_mutex_);
   ParkedRegions parked_ ABSL_GUARDED_BY(state_mutex_);
@@ -419,6 +478,10 @@ class KvCache::Impl {
   uint64_t prefixes_evicted_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t forks_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t pages_unshared_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t swaps_out_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t swaps_in_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t bytes_swapped_out_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t bytes_swapped_in_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_waited_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t runs_mapped_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t runs_mapped_ahead_ ABSL_GUARDED_BY(state_mutex_) = 0;

@@ -20,8 +20,8 @@ absl::StatusOr<KvLayerView> KvCache::Impl::View(SequenceId id,
   QUIRE_RETURN_IF_ERROR(CheckLayer(layer));
   const KvLayout::LayerPlace& place = layout.PlaceOf(layer);
   MutexLock lock(&state_mutex_);
-  const auto slot = FindSlot(id);
-  if (!slot) return NoSuchSequence(id, "view");
+  const auto slot = FindResident(id);
+  if (!slot) return NotResident(id, "view");
   const uint64_t region = sequences_[*slot].region->range()->address().value();
   const auto at = [&](const KvLayout::SidePlace& side, Bytes offset) {
     return DeviceAddress(region + geometry_.Offset(side.group).value() +
@@ -82,6 +82,7 @@ absl::StatusOr<Bytes> KvCache::Impl::FreedByRelease(SequenceId id) const {
   MutexLock lock(&state_mutex_);
   const auto slot = FindSlot(id);
   if (!slot) return NoSuchSequence(id, "weigh");
+  if (sequences_[*slot].swapped) return Bytes(0);
   const KvRegion& region = *sequences_[*slot].region;
   return Bytes((region.committed().value() - region.spare().value() -
                 shared_.NeededElsewhere(region)) *
@@ -99,9 +100,19 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
   statistics.parked_regions = static_cast<uint32_t>(parked_.size());
   statistics.tokens = tokens_;
   for (const Sequence& sequence : sequences_) {
-    if (sequence.region)
+    if (sequence.swapped) ++statistics.swapped_sequences;
+    if (sequence.region && !sequence.swapped)
       statistics.used = SaturatingAdd(statistics.used, KeptBytes(sequence));
   }
+  if (swap_space_ != nullptr) {
+    statistics.swap_space = swap_space_->limit();
+    statistics.swap_taken = swap_space_->taken();
+    statistics.swap_pinned = swap_space_->pinned();
+  }
+  statistics.swaps_out = swaps_out_;
+  statistics.swaps_in = swaps_in_;
+  statistics.bytes_swapped_out = Bytes(bytes_swapped_out_);
+  statistics.bytes_swapped_in = Bytes(bytes_swapped_in_);
   const Totals pages = CountPages();
   statistics.committed = bytes(pages.admitted);
   statistics.parked = bytes(pages.parked);
@@ -164,6 +175,7 @@ absl::Status KvCache::Impl::CheckInvariants() const {
     }
     const KvRegion& region = *sequence.region;
     QUIRE_RETURN_IF_ERROR(CheckRegion(region, &counted));
+    if (sequence.swapped) continue;  // CheckSwapped
     if (region.parked() || sequence.length > region.used_tokens() ||
         region.MappingWork(region.used_tokens()) != PageCount(0))
       return absl::InternalError(
@@ -183,6 +195,7 @@ absl::Status KvCache::Impl::CheckInvariants() const {
         counted.admitted, " admitted, ", counted.parked, " parked, ",
         counted.spare, " spare pages; kept ", free_slots_.size(), ", ", tokens_,
         ", ", totals_.admitted, ", ", totals_.parked, ", ", totals_.spare));
+  QUIRE_RETURN_IF_ERROR(CheckSwapped());
   return CheckSharing();
 }
 

@@ -12,6 +12,9 @@ namespace quire {
 KvCache::Impl::~Impl() {
   ahead_thread_.reset();
   MutexLock lock(&state_mutex_);
+  // Waits for its copies.
+  if (swap_space_ != nullptr)
+    (void)memory_->driver()->DestroyStream(copy_stream_);
   for (Sequence& sequence : sequences_) {
     if (sequence.region)
       memory_->ReleaseRange(sequence.region->range(), Fence());
@@ -214,8 +217,8 @@ absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
   on_shared_pages_.clear();
   ++attempted_steps_;
   for (const SequenceStep& step : steps) {
-    const auto slot = FindSlot(step.sequence);
-    if (!slot) return NoSuchSequence(step.sequence, "step");
+    const auto slot = FindResident(step.sequence);
+    if (!slot) return NotResident(step.sequence, "step");
     if (step.length > geometry_.max_tokens())
       return absl::InvalidArgumentError(
           absl::StrCat("KV cache: a step of sequence ", step.sequence.value(),
@@ -277,8 +280,8 @@ absl::Status KvCache::Impl::Shrink(SequenceId id, uint64_t length,
                                    const Fence& fence) {
   MutexLock operation(&operation_mutex_);
   MutexLock lock(&state_mutex_);
-  const auto slot = FindSlot(id);
-  if (!slot) return NoSuchSequence(id, "shrink");
+  const auto slot = FindResident(id);
+  if (!slot) return NotResident(id, "shrink");
   Sequence& sequence = sequences_[*slot];
   if (length > sequence.length)
     return absl::InvalidArgumentError(
@@ -300,8 +303,10 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
   MutexLock lock(&state_mutex_);
   const auto slot = FindSlot(id);
   if (!slot) return NoSuchSequence(id, "release");
-  KvRegion* const region = sequences_[*slot].region.get();
+  Sequence& sequence = sequences_[*slot];
+  KvRegion* const region = sequence.region.get();
   QUIRE_RETURN_IF_ERROR(region->SetFence(fence));
+  if (sequence.swapped) EndSwap(&sequence, MappedPages(*region));
   if (options_.eager_reclaim) {
     Forget(region);
     // A refusal is the region's damage: it is not parked.

@@ -112,8 +112,8 @@ absl::Status KvCache::Impl::Publish(SequenceId id,
   if (options_.prefix_block_tokens == 0) return absl::OkStatus();
   MutexLock operation(&operation_mutex_);
   MutexLock lock(&state_mutex_);
-  const auto slot = FindSlot(id);
-  if (!slot) return NoSuchSequence(id, "publish");
+  const auto slot = FindResident(id);
+  if (!slot) return NotResident(id, "publish");
   const Sequence& sequence = sequences_[*slot];
   if (tokens.size() > sequence.length)
     return absl::InvalidArgumentError(absl::StrCat(
@@ -146,8 +146,8 @@ absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
   uint64_t retain_until = 0;
   {
     MutexLock lock(&state_mutex_);
-    const auto slot = FindSlot(parent);
-    if (!slot) return NoSuchSequence(parent, "fork");
+    const auto slot = FindResident(parent);
+    if (!slot) return NotResident(parent, "fork");
     const Sequence& sequence = sequences_[*slot];
     holder = sequence.region.get();
     if (!holder->KeepsAllTokens())

@@ -1,5 +1,5 @@
-// Sharing when the driver refuses: every call of every operation fails once,
-// and nothing has changed but what was kept for prompts to come.
+// Sharing and swap when the driver refuses: every call of every operation fails
+// once, and nothing has changed but what was kept for prompts to come.
 
 #include <gtest/gtest.h>
 
@@ -27,8 +27,10 @@ struct World {
   World(uint64_t pages, uint32_t layers_per_row) : device(pages) {
     KvCacheOptions options = CacheOptions(320);
     options.prefix_block_tokens = 4;
-    cache = MakeCache(&device, layers_per_row, options);
+    options.swap_space = KiB(4 * 100);
     stream = *device.driver()->CreateStream(DeviceId(0));
+    options.stream = stream;
+    cache = MakeCache(&device, layers_per_row, options);
     const SequenceId parent = Prompt(kAnswer);
     const SequenceId other = Prompt(kOther);
     EXPECT_TRUE(cache->Release(other, Fence()).ok());
@@ -61,7 +63,8 @@ struct World {
   TestDevice device;
   StreamId stream;
   std::unique_ptr<KvCache> cache;
-  std::vector<std::pair<SequenceId, Tokens>> sequences;
+  std::vector<std::pair<SequenceId, Tokens>> sequences;  // on the device
+  std::pair<SequenceId, Tokens> swapped;
 };
 
 // What a failure must leave as it was.
@@ -98,10 +101,31 @@ absl::Status Prompt(World* world, const Tokens& known) {
   return absl::OkStatus();
 }
 
+// Under a fence that is not complete for long.
+absl::Status SwapOut(World* world) {
+  const auto fence = Fence::Record(world->device.driver(), DeviceId(0),
+                                   std::span(&world->stream, 1));
+  if (!fence.ok()) return fence.status();
+  const absl::Status status =
+      world->cache->SwapOut(world->sequences[0].first, *fence);
+  if (status.ok()) {
+    world->swapped = world->sequences[0];
+    world->sequences.erase(world->sequences.begin());
+  }
+  return status;
+}
+
+absl::Status SwapIn(World* world) {
+  const absl::Status status = world->cache->SwapIn(world->swapped.first);
+  if (status.ok()) world->sequences.push_back(world->swapped);
+  return status;
+}
+
 struct Operation {
   const char* name;
   uint64_t pages;  // of the device, at five layers per row
   std::function<absl::Status(World*)> run;
+  bool begins_swapped = false;  // the first sequence
 };
 
 class KvCacheShareFaultTest
@@ -120,7 +144,11 @@ constexpr DriverCall kCalls[] = {DriverCall::kReserveAddress,
                                  DriverCall::kRecordEvent,
                                  DriverCall::kQueryEvent,
                                  DriverCall::kSynchronizeEvent,
-                                 DriverCall::kCopyOnDevice};
+                                 DriverCall::kCopyOnDevice,
+                                 DriverCall::kCopyToHost,
+                                 DriverCall::kCopyToDevice,
+                                 DriverCall::kWaitEvent,
+                                 DriverCall::kAllocatePinned};
 
 TEST_P(KvCacheShareFaultTest, AFailureAtAnyCallChangesNothing) {
   const auto& [operation, layers_per_row] = GetParam();
@@ -131,6 +159,12 @@ TEST_P(KvCacheShareFaultTest, AFailureAtAnyCallChangesNothing) {
                    std::to_string(static_cast<int>(call)) + ", the " +
                    std::to_string(n) + "th");
       World world(operation.pages, layers_per_row);
+      if (operation.begins_swapped) {
+        ASSERT_TRUE(SwapOut(&world).ok());
+        // Its pages are not those that it finds.
+        ASSERT_TRUE(
+            world.device.driver()->SynchronizeStream(world.stream).ok());
+      }
       const Kept before(world);
       world.device.driver()->FailCall(call, n, absl::StatusCode::kInternal);
       const absl::Status status = operation.run(&world);
@@ -191,7 +225,9 @@ INSTANTIATE_TEST_SUITE_P(
             Operation{"Evicting", 44,
                       [](World* world) { return Prompt(world, kDocument); }},
             Operation{"Fork", 200, Fork},
-            Operation{"Unsharing", 200, StepOnSharedPages}),
+            Operation{"Unsharing", 200, StepOnSharedPages},
+            Operation{"SwappingOut", 200, SwapOut},
+            Operation{"SwappingIn", 200, SwapIn, true}),
         ::testing::Values(1, 5)),
     [](const auto& test) {
       return std::string(std::get<0>(test.param).name) +

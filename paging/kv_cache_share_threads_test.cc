@@ -1,5 +1,5 @@
-// Sharing from several threads, while another one takes the memory away: every
-// sequence reads its own rows, whoever they come from.
+// Sharing and swap from several threads, while another one takes the memory
+// away: every sequence reads its own rows, whoever they come from.
 
 #include <gtest/gtest.h>
 
@@ -18,6 +18,7 @@ TEST(KvCacheShareThreadsTest, PromptsForksAndReleasesKeepTheirRows) {
   KvCacheOptions options = CacheOptions(120);
   options.max_sequences = 16;
   options.prefix_block_tokens = 4;
+  options.swap_space = KiB(4 * 40);
   options.page_ahead.max_steps = 2;
   options.page_ahead.thread = true;
   const auto cache = MakeCache(&device, 2, options);
@@ -26,6 +27,7 @@ TEST(KvCacheShareThreadsTest, PromptsForksAndReleasesKeepTheirRows) {
   std::atomic<bool> stop{false};
   std::atomic<int> wrong{0};
   std::atomic<int> hits{0};
+  std::atomic<int> swaps{0};
 
   const auto serve = [&](uint32_t seed) {
     std::mt19937_64 random(seed);
@@ -58,6 +60,11 @@ TEST(KvCacheShareThreadsTest, PromptsForksAndReleasesKeepTheirRows) {
         if (!cache->Release(*child, Fence()).ok()) ++wrong;
       }
       check(id, tokens);
+      if (cache->SwapOut(id, Fence()).ok() && random() % 4 != 0 &&
+          cache->SwapIn(id).ok()) {
+        check(id, tokens);
+        ++swaps;
+      }
       if (!cache->Release(id, Fence()).ok()) ++wrong;
     }
     if (!device.driver()->DestroyStream(stream).ok()) ++wrong;
@@ -82,6 +89,7 @@ TEST(KvCacheShareThreadsTest, PromptsForksAndReleasesKeepTheirRows) {
   taker.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(hits, 10);
+  EXPECT_GT(swaps, 10);
   EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
   device.memory()->ReleaseRange(other, Fence());
 }

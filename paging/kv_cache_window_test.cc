@@ -95,6 +95,44 @@ TEST(KvCacheWindowTest, SinksStay) {
   EXPECT_TRUE(AreMarked(*cache, sequence, 0, 160, 200));
 }
 
+TEST(KvCacheWindowTest, SwappedOutAndInItHasWhatItKept) {
+  TestDevice device(64);
+  KvCacheOptions options = EagerOptions();
+  options.swap_space = KiB(4 * 18);
+  const auto cache = MakeCache(&device, WindowLayout(40, 20), options);
+  const SequenceId sequence = Admit(cache.get(), 200);
+  for (uint32_t layer = 0; layer < 4; ++layer)
+    Mark(*cache, sequence, layer, 0, 200);
+  cache->EndBatch(Fence());
+  ASSERT_TRUE(Step(cache.get(), sequence, 201).ok());
+  EXPECT_EQ(device.live_pages(), 13u + 5u);
+  ASSERT_TRUE(cache->SwapOut(sequence, Fence()).ok());
+  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+  EXPECT_EQ(device.live_pages(), 0u);
+  // 18 pages, the last one of each group to the last row: 201 are 12 pages and
+  // 9 rows of 256 bytes.
+  EXPECT_EQ(cache->GetStatistics().bytes_swapped_out,
+            Bytes(16 * 4096 + 2 * 9 * 256));
+  // Others need the memory meanwhile, and too much of it at first.
+  const SequenceId other = Admit(cache.get(), 400);
+  EXPECT_TRUE(absl::IsResourceExhausted(cache->SwapIn(sequence)));
+  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+  Release(cache.get(), other);
+  ASSERT_TRUE(cache->SwapIn(sequence).ok());
+  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+  EXPECT_EQ(device.live_pages(), 13u + 5u);
+  EXPECT_TRUE(AreMarked(*cache, sequence, 0, 0, 32));
+  EXPECT_TRUE(AreMarked(*cache, sequence, 0, 160, 200));
+  EXPECT_TRUE(AreMarked(*cache, sequence, 1, 0, 200));
+  // And drops on.
+  cache->EndBatch(Fence());
+  ASSERT_TRUE(Step(cache.get(), sequence, 301).ok());
+  cache->EndBatch(Fence());
+  ASSERT_TRUE(Step(cache.get(), sequence, 302).ok());
+  EXPECT_TRUE(AreMarked(*cache, sequence, 2, 0, 32));
+  Release(cache.get(), sequence);
+}
+
 TEST(KvCacheWindowTest, NothingGoesBeforeTheBatchHasEnded) {
   TestDevice device(64);
   const auto cache = MakeCache(&device, WindowLayout(40, 0), EagerOptions());

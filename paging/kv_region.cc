@@ -178,6 +178,31 @@ bool KvRegion::CanGoBackTo(uint64_t length) const {
   return true;
 }
 
+std::vector<PageRun> KvRegion::NeededRuns(uint32_t group) const {
+  const Part& part = parts_[group];
+  const PageCount sinks = std::min(part.sinks, part.needed);
+  std::vector<PageRun> runs;
+  if (part.behind > part.sinks) {
+    if (!sinks.zero()) runs.push_back({group, PageCount(0), sinks});
+    if (part.needed > part.behind)
+      runs.push_back(
+          {group, part.behind, PageCount(Beyond(part.needed, part.behind))});
+  } else if (!part.needed.zero()) {
+    runs.push_back({group, PageCount(0), part.needed});
+  }
+  return runs;
+}
+
+void KvRegion::ReopenGap(uint32_t group, PageCount behind) {
+  Part& part = parts_[group];
+  part.behind = behind;
+  part.gone = behind;
+  part.committed = behind;
+  CountSpare();
+  CountDropAt();
+  mapped_tokens_ = CountMappedTokens();
+}
+
 std::vector<PageRun> KvRegion::BehindGaps() const {
   std::vector<PageRun> runs;
   for (uint32_t group = 0; group < parts_.size(); ++group) {

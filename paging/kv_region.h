@@ -170,6 +170,13 @@ class KvRegion {
   bool KeepsAllTokens() const;
   // Of spare(), what is behind the windows.
   PageCount behind() const { return behind_; }
+  // Where the part begins to keep something again, behind its sinks.
+  PageCount behind(uint32_t group) const { return parts_[group].behind; }
+  // What used_tokens needs of the part, and has, in at most two runs.
+  std::vector<PageRun> NeededRuns(uint32_t group) const;
+  // After Forget: what was behind the window is gone again. REQUIRES: the
+  // part's sinks are committed, and nothing else of it.
+  void ReopenGap(uint32_t group, PageCount behind);
   // Behind the gaps: the rest of those parts, to be given back before the
   // region is parked.
   std::vector<PageRun> BehindGaps() const;

@@ -131,7 +131,7 @@ absl::Status Scheduler::SeatOldest() {
     if (status.ok()) break;
     if (absl::IsResourceExhausted(status) && MakeRoom(status)) continue;
     if (!oldest.swapped) return status;
-    // What it had does not come back: it is computed again.
+    // Nobody gives way to what it had: it is computed again.
     Forget(&oldest);
   }
   return absl::OkStatus();
@@ -140,8 +140,16 @@ absl::Status Scheduler::SeatOldest() {
 absl::Status Scheduler::Seat(uint64_t tokens) {
   auto& [id, request] = *waiting_.begin();
   if (request.swapped) {
-    QUIRE_RETURN_IF_ERROR(swap_->SwapIn(request.sequence));
-    request.swapped = false;
+    const absl::Status status = swap_->SwapIn(request.sequence);
+    if (absl::IsResourceExhausted(status)) return status;
+    if (status.ok()) {
+      request.swapped = false;
+    } else {
+      // What it had does not come back: it is computed again.
+      Forget(&request);
+    }
+  }
+  if (request.sequence != SequenceId()) {
     tokens = request.computed;
   } else if (token_source_) {
     QUIRE_ASSIGN_OR_RETURN(

@@ -123,6 +123,14 @@ bool SharedPages::AnyShared(const KvRegion& region, uint32_t group,
       pages.end(), [&](PageHandle page) { return UsesOf(page).slots > 1; });
 }
 
+size_t SharedPages::SharedFirst(const KvRegion& region, uint32_t group) const {
+  if (region.shared() == nullptr) return 0;
+  const std::vector<PageHandle>& pages = region.shared()->parts[group].pages;
+  size_t slot = 0;
+  while (slot < pages.size() && UsesOf(pages[slot]).slots > 1) ++slot;
+  return slot;
+}
+
 size_t SharedPages::NeededElsewhere(const KvRegion& region,
                                     uint32_t group) const {
   if (region.shared() == nullptr) return 0;

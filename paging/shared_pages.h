@@ -61,6 +61,8 @@ class SharedPages {
   // Whether a page under a slot of the group from `first` on lies elsewhere
   // too.
   bool AnyShared(const KvRegion& region, uint32_t group, size_t first) const;
+  // The group's first slots whose pages lie elsewhere too.
+  size_t SharedFirst(const KvRegion& region, uint32_t group) const;
   // The group's first slots whose pages others need: without this region they
   // would be no more free than with it.
   size_t NeededElsewhere(const KvRegion& region, uint32_t group) const;

@@ -162,24 +162,27 @@ TEST_P(SequenceCachesTest, PrefixesThatAreFoundAgainChangeNoToken) {
   }
 }
 
-TEST_P(SequenceCachesTest, TooLittleMemoryChangesNoToken) {
-  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
-  const Texts expected = Expected(prompts, 40);
-  // What is there beside the cache, and 256 tokens more: two sequences of the
-  // longest length, or a half of all that the sequences get.
+// Of a device with what is there beside the cache, and 256 tokens more: two
+// sequences of the longest length, or a half of all that the sequences get.
+SessionOptions TightOptions(const Setting& setting) {
   SessionOptions options = OptionsOf({KvCacheKind::kContiguous, 16, 0});
   Bytes needed;
   Bytes token;
   {
     const auto session = Open(options);
-    ASSERT_NE(session, nullptr);
     needed = session->runtime().memory()->GetStatistics().in_use;
     token = session->cache().layout().TokenBytes();
   }
-  options = OptionsOf(GetParam());
+  options = OptionsOf(setting);
   options.device.memory_utilization = 1;
   options.device.device_memory = Bytes(needed.value() + 256 * token.value());
-  const auto session = Open(options);
+  return options;
+}
+
+TEST_P(SequenceCachesTest, TooLittleMemoryChangesNoToken) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = Expected(prompts, 40);
+  const auto session = Open(TightOptions(GetParam()));
   ASSERT_NE(session, nullptr);
   const Outcome run = Continue(*session, prompts, 40);
   EXPECT_EQ(run.continuations, expected);
@@ -199,10 +202,42 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{KvCacheKind::kStatic, 16, 0}),
     SettingName);
 
+// Who has to give way waits on the host, and nothing is computed twice; or the
+// host has too little for some.
+TEST(SequenceCachesSwapTest, SwapChangesNoTokenAndSparesTheComputation) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = Expected(prompts, 40);
+  uint64_t tokens = 0;
+  for (const auto& prompt : prompts) tokens += prompt.size();
+  for (const uint32_t layers_per_row : {0, 1}) {
+    for (const Bytes swap_space : {MiB(4), KiB(64)}) {
+      SCOPED_TRACE(FormatBytes(swap_space));
+      SessionOptions options =
+          TightOptions({KvCacheKind::kContiguous, 16, layers_per_row});
+      options.swap_space = swap_space;
+      const auto session = Open(options);
+      ASSERT_NE(session, nullptr);
+      const Outcome run = Continue(*session, prompts, 40);
+      EXPECT_EQ(run.continuations, expected);
+      EXPECT_GT(run.statistics.swaps, 0u);
+      if (swap_space == MiB(4)) {
+        EXPECT_EQ(run.statistics.swaps, run.statistics.preemptions);
+        EXPECT_EQ(run.statistics.prompt_tokens, tokens);
+      }
+    }
+  }
+}
+
 TEST(SequenceCachesOptionsTest, BadOnesAreErrors) {
   SessionOptions options = OptionsOf({KvCacheKind::kPaged, 12, 0});
   EXPECT_EQ(Session::Open(ModelFolder(), options).status().code(),
             absl::StatusCode::kInvalidArgument);
+  for (const KvCacheKind kind : {KvCacheKind::kPaged, KvCacheKind::kStatic}) {
+    options = OptionsOf({kind, 16, 0});
+    options.swap_space = MiB(1);
+    const absl::Status status = Session::Open(ModelFolder(), options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  }
 }
 
 }  // namespace

@@ -159,6 +159,9 @@ void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
           },
           "POWER OF TWO"))
       ->capture_default_str();
+  AddBytesOption(app, "--swap-space", &options->swap_space,
+                 "Pinned host memory for sequences that have to give way, with "
+                 "--kv-cache contiguous; 0: they are computed again [0]");
 }
 
 }  // namespace quire

@@ -27,7 +27,7 @@ void RejectBadOptions(const absl::Status& status);
 
 // --driver, --device-memory, --gpu-memory-utilization, --page-unit.
 void AddDeviceOptions(CLI::App* app, DeviceOptions* options);
-// --kv-cache, --block-size: of verbs that run a model and need no memory beside
+// --kv-cache, --block-size, --swap-space: of verbs that run a model and need no memory beside
 // what the session has, since a paged cache takes all of it.
 void AddKvCacheOptions(CLI::App* app, SessionOptions* options);
 // The options of every verb that runs a model: the device's, --threads,

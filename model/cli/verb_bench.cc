@@ -87,6 +87,8 @@ absl::Status Bench(BenchOptions options) {
          {"memory_mapped", memory.mapped_bytes},
          {"kv_cache", KvCacheKindName(options.session.kv_cache)},
          {"kv_committed", kv_held.value()},
+         {"preemptions", statistics.preemptions},
+         {"swaps", statistics.swaps},
          {"load_seconds", session->weights().load_report().seconds}}));
   } else {
     QUIRE_RETURN_IF_ERROR(PrintText(absl::StrFormat(

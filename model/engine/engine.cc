@@ -52,7 +52,7 @@ Engine::Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences)
   options.max_logit_rows = decoder->options().max_logit_rows;
   // Only limits of 0 could be refused, and the decoder has none.
   scheduler_ =
-      *Scheduler::Create(cache, options, /*policy=*/nullptr, /*swap=*/nullptr,
+      *Scheduler::Create(cache, options, /*policy=*/nullptr, cache->swap(),
                          [this](RequestId id) -> std::span<const TokenId> {
                            return sequences_.at(id)->tokens;
                          });
@@ -163,6 +163,7 @@ absl::Status Engine::Step() {
   for (const RequestId id : ended) sequences_.erase(id);
   const SchedulerStatistics scheduled = scheduler_->GetStatistics();
   statistics_.preemptions = scheduled.preemptions;
+  statistics_.swaps = scheduled.swaps;
   statistics_.cached_prompt_tokens = scheduled.cached_tokens;
   return status;
 }

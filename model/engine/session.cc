@@ -53,6 +53,12 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
   QUIRE_ASSIGN_OR_RETURN(const KvLayout layout, MakeKvLayout(config, options));
   QUIRE_ASSIGN_OR_RETURN(const uint64_t max_sequence_length,
                          LongestSequence(config, options));
+  if (!options.swap_space.zero() &&
+      options.kv_cache != KvCacheKind::kContiguous)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a swap space of ", FormatBytes(options.swap_space),
+        " needs the contiguous KV cache: what is preempted in the ",
+        KvCacheKindName(options.kv_cache), " one is computed again"));
   const OwnerId owner = runtime->owners()->Register("kv");
   switch (options.kv_cache) {
     case KvCacheKind::kPaged:
@@ -73,7 +79,8 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
                              {.max_sequence_length = max_sequence_length,
                               .max_sequences = options.max_sequences,
                               .owner = owner,
-                              .stream = stream});
+                              .stream = stream,
+                              .swap_space = options.swap_space});
   }
   return absl::InvalidArgumentError("no such kind of KV cache");
 }

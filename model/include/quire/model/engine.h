@@ -3,8 +3,8 @@
 // Each Step runs one Forward over what a Scheduler (quire/paging/scheduler.h)
 // plans: one token for sequences that decode, chunks of prompts for the others.
 // Where the cache runs out in mid-flight, the youngest sequence gives up its
-// pages and is computed again later: its tokens are kept, so its output does
-// not change.
+// pages: it waits on the host where the cache has swap space for it, and else
+// is computed again later. Its tokens are kept, so its output does not change.
 
 #ifndef QUIRE_MODEL_ENGINE_H_
 #define QUIRE_MODEL_ENGINE_H_
@@ -51,6 +51,7 @@ struct EngineStatistics {
   uint64_t cached_prompt_tokens = 0;  // not computed: the cache had their rows
   uint64_t decoded_tokens = 0;
   uint64_t preemptions = 0;
+  uint64_t swaps = 0;         // of these, to the host
   double prompt_seconds = 0;  // of steps that computed prompt tokens
   double decode_seconds = 0;  // of the others
 };

@@ -45,8 +45,8 @@ enum class KvCacheKind : uint8_t {
 const char* KvCacheKindName(KvCacheKind kind);  // "contiguous", "paged", ...
 
 // A device that several processes use: memory is claimed in a ledger before it
-// is taken (memory_ledger.h). Only with the contiguous cache, as the others take
-// theirs at the start.
+// is taken (memory_ledger.h). Only with the contiguous cache, as the others
+// take theirs at the start.
 inline constexpr char kDefaultLedger[] = "default";
 struct SharingOptions {
   // Of the ledger; kDefaultLedger: the one of this user and device; empty: the
@@ -65,6 +65,9 @@ struct SessionOptions {
   uint64_t max_model_len = 0;  // tokens of a sequence; 0: the model's own limit
   KvCacheKind kv_cache = KvCacheKind::kContiguous;
   uint32_t block_size = 16;  // tokens of a block of kPaged, a power of two
+  // Pinned host memory for sequences that are preempted, with kContiguous; 0:
+  // they are computed again.
+  Bytes swap_space;
   KvDType kv_dtype = KvDType::kF16;
   uint32_t layers_per_row = 0;  // the KV layout's g; 0: all layers, least waste
   // Told at the end of a session of what decoder, cache and weights did not

@@ -27,6 +27,13 @@
 // whole are copied on the device. No page is written while it is shared.
 // Only sequences that keep all tokens share: no window, and no limit.
 //
+// A sequence can be swapped out: its rows are copied to pinned host memory, on
+// a stream of the cache and while kernels run, and its pages are free when that
+// is done. SwapIn brings them back under the same addresses. Pages that others
+// have too stay where they are until they have not and memory is short; they
+// are copied once, whoever else swaps out with them. Meanwhile the sequence can
+// be released, and nothing else.
+//
 // Unbacked addresses fault; they are never aliased to a page of zeros, which
 // would turn a missing Step into silent corruption.
 //
@@ -90,8 +97,12 @@ struct KvCacheOptions {
   // Tokens of a block: published rows are found block by block. 0: nothing is
   // published.
   uint32_t prefix_block_tokens = 16;
-  // For AdmitPrompt without options.
+  // For AdmitPrompt without options, and of the kernels that follow a SwapIn:
+  // they wait for its copies. StreamId(): SwapIn waits for them.
   StreamId stream;
+  // Pinned host memory for sequences that are swapped out, at most: vLLM's
+  // swap_space. Whole pages of it are used. 0: nothing is swapped out.
+  Bytes swap_space;
 };
 
 struct PromptOptions {
@@ -108,10 +119,11 @@ struct PromptOptions {
 struct KvCacheStatistics {
   uint32_t sequences = 0;  // admitted
   uint32_t parked_regions = 0;
-  uint64_t tokens = 0;  // lengths at the last Step, summed
-  Bytes used;           // what the layers keep of these tokens, shared or not
-  Bytes committed;      // pages under admitted sequences
-  Bytes parked;         // pages under parked regions
+  // Lengths at the last Step, summed, but of what is swapped out.
+  uint64_t tokens = 0;
+  Bytes used;       // what the layers keep of these tokens, shared or not
+  Bytes committed;  // pages under admitted sequences
+  Bytes parked;     // pages under parked regions
   // Pages that pressure elsewhere may take: all that are parked, and those of
   // admitted sequences that no length of theirs needs.
   Bytes reclaimable;
@@ -137,10 +149,20 @@ struct KvCacheStatistics {
   uint64_t prefix_tokens = 0;     // of prompt_tokens: so many
   uint64_t prefixes_evicted = 0;  // regions that lost the last of theirs
   uint64_t forks = 0;
-  uint64_t pages_unshared = 0;  // copied since they were to be written
+  uint64_t pages_unshared = 0;     // copied since they were to be written
+  uint32_t swapped_sequences = 0;  // now; of those admitted
+  Bytes swap_space;                // at most, in whole pages
+  Bytes swap_taken;                // by sequences that are swapped out
+  Bytes swap_pinned;               // allocated so far
+  uint64_t swaps_out = 0;
+  uint64_t swaps_in = 0;
+  Bytes bytes_swapped_out;  // copied to the host, and back
+  Bytes bytes_swapped_in;
 };
 
-class KvCache : public SequenceCache, private PageReclaimer {
+class KvCache : public SequenceCache,
+                public SequenceSwap,
+                private PageReclaimer {
  public:
   // `memory` must outlive the cache.
   static absl::StatusOr<std::unique_ptr<KvCache>> Create(
@@ -208,6 +230,19 @@ class KvCache : public SequenceCache, private PageReclaimer {
   // after it. Its errors are those of Admit, the driver's for a copy, and
   // kFailedPrecondition where tokens are dropped.
   absl::StatusOr<SequenceId> Fork(SequenceId parent, StreamId stream);
+  // ---- SequenceSwap ----
+  // This cache; null where swap_space is 0.
+  SequenceSwap* swap() override;
+  // What was published of the sequence is not found any more. Errors, beyond
+  // kNotFound: kResourceExhausted where the swap space does not suffice;
+  // kFailedPrecondition where there is none, where the sequence is swapped out
+  // already, or has lost pages to a refusal of the driver; the driver's.
+  absl::Status SwapOut(SequenceId sequence, const Fence& fence) override;
+  // Errors: those of Step; kFailedPrecondition where it is not swapped out; the
+  // driver's; kDataLoss where the driver refused to unmap its pages when it was
+  // swapped out: it cannot come back, release it.
+  absl::Status SwapIn(SequenceId sequence) override;
+
   // The time that PromptOptions::retain_until is compared with; never less than
   // the last one.
   void AdvanceClock(uint64_t now);

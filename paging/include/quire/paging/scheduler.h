@@ -50,6 +50,7 @@
 #include "quire/alloc/units.h"
 #include "quire/paging/batch_limit.h"
 #include "quire/paging/sequence_cache.h"
+#include "quire/paging/sequence_swap.h"
 #include "quire/paging/victim_policy.h"
 
 namespace quire {
@@ -67,19 +68,6 @@ struct SchedulerOptions {
   // are then admitted one step ahead, with memory for all of their prompts.
   // Else Complete releases, Schedule admits, and PrepareNext does nothing.
   bool prepare_next = false;
-};
-
-// Moves sequences out of device memory and back.
-class SequenceSwap {
- public:
-  virtual ~SequenceSwap() = default;
-  // Keeps the contents elsewhere and gives up the memory under `fence`. The id
-  // stays valid for SwapIn and for Release of the cache. After an error nothing
-  // has changed.
-  virtual absl::Status SwapOut(SequenceId sequence, const Fence& fence) = 0;
-  // Backs the sequence as it was. kResourceExhausted where memory is short.
-  // After an error it is still swapped out.
-  virtual absl::Status SwapIn(SequenceId sequence) = 0;
 };
 
 // The tokens of a request, prompt and decoded ones, at least up to the last

@@ -24,10 +24,10 @@
 #include "quire/alloc/units.h"
 #include "quire/paging/kv_layout.h"
 #include "quire/paging/kv_view.h"
+#include "quire/paging/sequence_id.h"
+#include "quire/paging/sequence_swap.h"
 
 namespace quire {
-
-using SequenceId = Id<struct SequenceIdTag, uint64_t>;  // 0 names none
 
 struct SequenceStep {
   SequenceId sequence;
@@ -103,9 +103,9 @@ class SequenceCache {
   // it.
   virtual absl::Status Shrink(SequenceId sequence, uint64_t length,
                               const Fence& fence) = 0;
-  // `fence` covers every kernel queued so far that uses a sequence of the cache.
-  // A cache that gives back what no later kernel sees, behind windows or a
-  // limit, may do so from the next Step of each sequence on; without it, all
+  // `fence` covers every kernel queued so far that uses a sequence of the
+  // cache. A cache that gives back what no later kernel sees, behind windows or
+  // a limit, may do so from the next Step of each sequence on; without it, all
   // tokens stay.
   virtual void EndBatch(const Fence& /*fence*/) {}
   // The id is dead at once. Nothing of it serves another sequence before
@@ -123,6 +123,9 @@ class SequenceCache {
   // Error: kInvalidArgument for a layer that the layout does not have.
   virtual absl::StatusOr<KvLayerView> View(SequenceId sequence,
                                            uint32_t layer) const = 0;
+  // What moves sequences of the cache to host memory and back; null where it
+  // does not do that, or has no swap space.
+  virtual SequenceSwap* swap() { return nullptr; }
   // Walks everything; an error names what does not hold.
   virtual absl::Status CheckInvariants() const = 0;
 };
