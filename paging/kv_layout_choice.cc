@@ -92,7 +92,14 @@ uint128 RowsKept(const KvLayerKind& kind, uint64_t longest) {
   return up_to(most) + uint128(most) * (longest - most);
 }
 
-double TailWaste(const KvLayout& layout, uint64_t longest, Bytes page_size) {
+// Sums over the lengths 1 to `longest`: bytes of pages, and of what is kept.
+struct LengthSums {
+  double pages = 0;
+  double kept = 0;
+};
+
+LengthSums SumLengths(const KvLayout& layout, uint64_t longest,
+                      Bytes page_size) {
   double pages = 0;
   double bytes = 0;
   for (uint32_t group = 0; group < layout.groups(); ++group) {
@@ -102,7 +109,7 @@ double TailWaste(const KvLayout& layout, uint64_t longest, Bytes page_size) {
     bytes += static_cast<double>(RowsKept(kind, longest)) *
              static_cast<double>(row.value());
   }
-  return pages * static_cast<double>(page_size.value()) / bytes - 1;
+  return {pages * static_cast<double>(page_size.value()), bytes};
 }
 
 KvLayoutChoice::Candidate Describe(const KvLayout& layout) {
@@ -122,7 +129,7 @@ const KvLayoutChoice::Candidate& Choose(
   if (within != candidates.end()) return *within;
   return *std::min_element(
       candidates.begin(), candidates.end(),
-      [](const auto& a, const auto& b) { return a.tail_waste < b.tail_waste; });
+      [](const auto& a, const auto& b) { return a.waste < b.waste; });
 }
 
 }  // namespace
@@ -136,6 +143,9 @@ absl::StatusOr<KvLayoutChoice> ChooseLayout(const KvModelShape& shape,
   if (!(workload.waste_limit >= 0))
     return absl::InvalidArgumentError(
         absl::StrCat("KV layout: a waste limit of ", workload.waste_limit));
+  if (!(workload.idle_tokens >= 0))
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV layout: ", workload.idle_tokens, " idle tokens"));
 
   KvLayoutChoice choice;
   choice.options.values_apart = values_apart;
@@ -154,35 +164,41 @@ absl::StatusOr<KvLayoutChoice> ChooseLayout(const KvModelShape& shape,
           "KV layout: a mean of ", workload.mean_tokens, " tokens at ",
           layout.TokenBytes().value(), " bytes per token exceeds 2^63 bytes"));
     KvLayoutChoice::Candidate candidate = Describe(layout);
-    candidate.tail_waste = TailWaste(layout, longest, page_size);
-    candidate.within_limit = candidate.tail_waste <= workload.waste_limit;
+    const LengthSums sums = SumLengths(layout, longest, page_size);
+    const double idle = workload.idle_tokens *
+                        static_cast<double>(layout.TokenBytes().value()) *
+                        static_cast<double>(longest);
+    candidate.tail_waste = sums.pages / sums.kept - 1;
+    candidate.waste = (sums.pages + idle) / sums.kept - 1;
+    candidate.within_limit = candidate.waste <= workload.waste_limit;
     choice.candidates.push_back(candidate);
   }
 
   const KvLayoutChoice::Candidate& chosen = Choose(choice.candidates);
   choice.options.layers_per_row = chosen.layers_per_row;
   const std::string why =
-      chosen.within_limit ? "the fewest whose tails are within the limit"
+      chosen.within_limit ? "the fewest that are within the limit"
                           : "no layout is within the limit, and its tails are "
                             "the smallest";
   choice.reason = absl::StrFormat(
       "%d layers per row: %s: %.2f %% wasted, at most %.2f %%, for sequences "
-      "of "
-      "%d tokens in the mean and pages of %s",
-      chosen.layers_per_row, why, 100 * chosen.tail_waste,
-      100 * workload.waste_limit, workload.mean_tokens, FormatBytes(page_size));
+      "of %d tokens in the mean, %.1f more of them idle, and pages of %s",
+      chosen.layers_per_row, why, 100 * chosen.waste,
+      100 * workload.waste_limit, workload.mean_tokens, workload.idle_tokens,
+      FormatBytes(page_size));
   return choice;
 }
 
 std::string FormatLayoutChoice(const KvLayoutChoice& choice) {
-  std::string table = "  layers/row  groups         row  tail waste\n";
+  std::string table =
+      "  layers/row  groups         row  tail waste      in all\n";
   for (const KvLayoutChoice::Candidate& candidate : choice.candidates) {
     const bool chosen =
         candidate.layers_per_row == choice.options.layers_per_row;
-    absl::StrAppendFormat(&table, "%c %10d  %6d  %10s  %9.2f %%\n",
+    absl::StrAppendFormat(&table, "%c %10d  %6d  %10s  %8.2f %%  %8.2f %%\n",
                           chosen ? '*' : ' ', candidate.layers_per_row,
                           candidate.groups, FormatBytes(candidate.row),
-                          100 * candidate.tail_waste);
+                          100 * candidate.tail_waste, 100 * candidate.waste);
   }
   return table;
 }

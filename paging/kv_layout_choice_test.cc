@@ -98,6 +98,16 @@ TEST(ChooseLayoutTest, Qwen3AtTheLengthsOfAzureConversations) {
       << FormatLayoutChoice(*choice);
 }
 
+// What waits leaves less for tails: 20 tokens of 1366 are 1.46 %.
+TEST(ChooseLayoutTest, IdleTokensCountAgainstTheLimit) {
+  const auto choice =
+      ChooseLayout(kQwen3_8B, {.mean_tokens = 1366, .idle_tokens = 20}, MiB(2));
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->options.layers_per_row, 36u);
+  for (const auto& candidate : choice->candidates)
+    EXPECT_NEAR(candidate.waste, candidate.tail_waste + 20.0 / 1366, 1e-9);
+}
+
 TEST(ChooseLayoutTest, SaysWhereNoLayoutIsWithinTheLimit) {
   const auto choice = ChooseLayout(kQwen3_8B, {10}, MiB(2));
   ASSERT_TRUE(choice.ok()) << choice.status();
@@ -112,7 +122,8 @@ TEST(ChooseLayoutTest, RejectsWhatMakesNoSense) {
   for (const KvWorkload& workload :
        {KvWorkload{0, 0.02}, KvWorkload{10, -0.1}, KvWorkload{UINT64_MAX, 0.02},
         KvWorkload{10, std::numeric_limits<double>::quiet_NaN()},
-        KvWorkload{uint64_t{1} << 50, 0.02}})
+        KvWorkload{uint64_t{1} << 50, 0.02}, KvWorkload{10, 0.02, -1.0},
+        KvWorkload{10, 0.02, std::numeric_limits<double>::quiet_NaN()}})
     EXPECT_EQ(ChooseLayout(kQwen3_8B, workload, MiB(2)).status().code(),
               absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ChooseLayout(KvModelShape(), {10}, MiB(2)).status().code(),

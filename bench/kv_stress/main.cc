@@ -36,7 +36,7 @@ struct Options {
   std::string dtype = "f16";
   std::vector<std::string> caches;
   std::vector<uint32_t> layers_per_row = {1, 4, 36};
-  double tail_waste = 0.02;
+  double waste_limit = 0.02;
   uint64_t map_ahead = 0;
   std::optional<uint32_t> page_ahead;
   bool park = false;
@@ -96,9 +96,9 @@ void AddOptions(CLI::App* app, Options* options) {
                   "those of --layers-per-row")
       ->delimiter(',');
   app->add_option(
-         "--tail-waste", options->tail_waste,
-         "What contiguous:auto may lose to partly used pages, of what\n"
-         "sequences keep")
+         "--waste-limit", options->waste_limit,
+         "What contiguous:auto may lose to partly used pages and to what is\n"
+         "backed ahead, of what sequences keep")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app->add_option("--layers-per-row", options->layers_per_row,
@@ -274,21 +274,35 @@ absl::StatusOr<SimulationOptions> MakeSimulation(const Options& options) {
 }
 
 // Of a sequence at a step of its life: there is one for each of its new tokens,
-// and half of them are there on average.
-uint64_t MeanLiveTokens(const std::vector<StressRequest>& requests) {
+// and half of them are there on average. With page-ahead a prompt is backed
+// whole, a step before its first tokens are computed and until its last ones
+// are, and at most so many steps more are mapped.
+KvWorkload MakeKvWorkload(const Options& options,
+                          const SimulationOptions& simulation,
+                          const std::vector<StressRequest>& requests) {
+  const double batch = options.max_batched_tokens;
   double tokens = 0;
+  double waiting = 0;
   double steps = 0;
   for (const StressRequest& request : requests) {
+    const double prompt = static_cast<double>(request.prompt);
     const double output = static_cast<double>(request.output);
-    tokens += output * (static_cast<double>(request.prompt) + output / 2);
+    tokens += output * (prompt + output / 2);
+    waiting += prompt * (1 + prompt / batch / 2);
     steps += output;
   }
-  return static_cast<uint64_t>(std::max(tokens / steps, 1.0));
+  KvWorkload workload;
+  workload.mean_tokens = static_cast<uint64_t>(std::max(tokens / steps, 1.0));
+  workload.waste_limit = options.waste_limit;
+  if (simulation.scheduler.prepare_next)
+    workload.idle_tokens = waiting / steps + simulation.cache.page_ahead;
+  return workload;
 }
 
 absl::StatusOr<std::vector<CacheKind>> MakeKinds(
-    const Options& options, const CacheSettings& settings,
+    const Options& options, const SimulationOptions& simulation,
     const std::vector<StressRequest>& requests) {
+  const CacheSettings& settings = simulation.cache;
   std::vector<std::string> names = options.caches;
   if (names.empty() && !options.model.empty())
     names = {"contiguous:1", "contiguous:auto", "contiguous:all",
@@ -297,8 +311,7 @@ absl::StatusOr<std::vector<CacheKind>> MakeKinds(
     for (const uint32_t g : options.layers_per_row)
       names.push_back(absl::StrCat("contiguous:", g));
   }
-  const KvWorkload workload = {.mean_tokens = MeanLiveTokens(requests),
-                               .waste_limit = options.tail_waste};
+  const KvWorkload workload = MakeKvWorkload(options, simulation, requests);
   std::vector<CacheKind> kinds;
   for (const std::string& name : names) {
     QUIRE_ASSIGN_OR_RETURN(
@@ -319,9 +332,8 @@ absl::Status Run(const Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("no request has at most ",
                      simulation.cache.max_sequence_length, " tokens"));
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::vector<CacheKind> kinds,
-      MakeKinds(options, simulation.cache, workload.requests));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<CacheKind> kinds,
+                         MakeKinds(options, simulation, workload.requests));
   simulation.prefixes = !workload.requests.front().blocks.empty();
 
   std::vector<SimulationResult> results;
