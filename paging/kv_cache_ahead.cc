@@ -1,5 +1,9 @@
 // Pages that the next steps will need, mapped before they are needed.
 //
+// Where none are free, they are taken from what no sequence has: parked regions
+// and the ends of kept prefixes, whose pages the step would take as well, and
+// wait for. Never from what is mapped ahead for others.
+//
 // One run of pages at a time, between which Admit and Step get their turn: they
 // wait for one driver call at most.
 
@@ -48,7 +52,7 @@ absl::StatusOr<PageCount> KvCache::Impl::PrepareAhead(
 void KvCache::Impl::PlanAhead(uint64_t now, PageCount pages) {
   horizon_.OnStep(now, pages);
   if (ahead_thread_ != nullptr &&
-      MostUrgent(horizon_.steps()).region != nullptr)
+      (dropped_ || MostUrgent(horizon_.steps()).region != nullptr))
     ahead_thread_->Wake();
 }
 
@@ -77,6 +81,7 @@ KvCache::Impl::Demand KvCache::Impl::MostUrgent(uint32_t steps) const {
 // caller is read: it is time that a mapping needs as well.
 absl::StatusOr<PageCount> KvCache::Impl::MapOneAhead(
     std::optional<uint32_t> steps) {
+  ReturnDropped();
   const uint64_t start = Now();
   QUIRE_ASSIGN_OR_RETURN(const PageCount pages, MapMostUrgent(steps));
   if (pages.zero()) return pages;
@@ -106,10 +111,14 @@ absl::StatusOr<PageCount> KvCache::Impl::MapMostUrgent(
     demand.region->AppendMissing(&runs);
     planned = {demand.region, runs.front()};
   }
-  const uint64_t at_once = SaturatingSubtract(GetSupply().at_once.value(),
-                                              options_.headroom.value());
   PageCount& count = planned.run.count;
-  count = std::min(count, PageCount(at_once));
+  const PageCount wanted = Plus(count, options_.headroom);
+  PageCount at_once = GetSupply().at_once;
+  if (at_once < wanted &&
+      !ReclaimIdle(PageCount(wanted.value() - at_once.value())).zero())
+    at_once = GetSupply().at_once;
+  count = std::min(count, PageCount(SaturatingSubtract(
+                              at_once.value(), options_.headroom.value())));
   absl::Status status;
   if (!count.zero()) {
     mapping_ahead_.store(true, std::memory_order_relaxed);

@@ -76,7 +76,7 @@ TEST(KvCacheAheadTest, OnlySequencesThatStepAndOnlyUpToTheirLongest) {
   EXPECT_EQ(*cache->PrepareAhead(), PageCount(0));
 }
 
-TEST(KvCacheAheadTest, LeavesTheHeadroomAndWhatIsParked) {
+TEST(KvCacheAheadTest, TakesWhatIsParkedAndLeavesTheHeadroom) {
   TestDevice device(30);
   KvCacheOptions options = AheadOptions(400);
   options.headroom = PageCount(4);
@@ -85,9 +85,53 @@ TEST(KvCacheAheadTest, LeavesTheHeadroomAndWhatIsParked) {
   const SequenceId sequence = Admit(cache.get(), 1);
   Release(cache.get(), parked);
   ASSERT_TRUE(Step(cache.get(), sequence, 2).ok());
-  EXPECT_EQ(*cache->PrepareAhead(400), PageCount(30 - 10 - 1 - 4));
-  EXPECT_EQ(cache->GetStatistics().parked, KiB(40));
+  EXPECT_EQ(*cache->PrepareAhead(400), PageCount(30 - 1 - 4));
+  EXPECT_EQ(cache->GetStatistics().parked, Bytes(0));
   EXPECT_EQ(device.memory()->GetStatistics().growable, KiB(16));
+}
+
+TEST(KvCacheAheadTest, OnAFullDeviceAStepReclaimsNothing) {
+  TestDevice device(30);
+  const auto cache = MakeCache(&device, 5, AheadOptions(8));
+  const SequenceId parked = Admit(cache.get(), 120);  // 19 pages
+  const SequenceId first = Admit(cache.get(), 30);    // 5
+  const SequenceId second = Admit(cache.get(), 38);   // 6: full
+  Release(cache.get(), parked);
+  for (uint64_t step = 1; step <= 30; ++step) {
+    const uint64_t calls = device.mapping_calls();
+    const SequenceStep steps[] = {{first, 30 + step}, {second, 38 + step}};
+    ASSERT_TRUE(cache->Step(steps).ok());
+    if (step > 1) {
+      EXPECT_EQ(device.mapping_calls(), calls) << step;
+    }
+    ASSERT_TRUE(cache->PrepareAhead(8).ok());
+    EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+  }
+  EXPECT_LE(cache->GetStatistics().steps_waited, 1u);
+}
+
+TEST(KvCacheAheadTest, DoesNotTakeFromOneWhatIsAheadForAnother) {
+  TestDevice device(12);
+  const auto cache = MakeCache(&device, 5, AheadOptions(100));
+  const SequenceId first = Admit(cache.get(), 6);
+  const SequenceId second = Admit(cache.get(), 6);
+  const SequenceStep steps[] = {{first, 7}, {second, 7}};
+  ASSERT_TRUE(cache->Step(steps).ok());
+  EXPECT_EQ(*cache->PrepareAhead(100), PageCount(12 - 4));
+  EXPECT_EQ(*cache->PrepareAhead(100), PageCount(0));
+}
+
+TEST(KvCacheAheadTest, PagesUnderAFenceAreNotWaitedFor) {
+  TestDevice device(24);
+  const auto cache = MakeCache(&device, 5, AheadOptions(100));
+  const SequenceId parked = Admit(cache.get(), 120);
+  const SequenceId sequence = Admit(cache.get(), 30);
+  BlockedStream kernels(device.driver());
+  Release(cache.get(), parked, kernels.Record());
+  ASSERT_TRUE(Step(cache.get(), sequence, 31).ok());
+  EXPECT_EQ(*cache->PrepareAhead(100), PageCount(0));
+  kernels.Unblock();
+  EXPECT_GT(*cache->PrepareAhead(100), PageCount(0));
 }
 
 TEST(KvCacheAheadTest, OthersTakeWhatIsMappedAhead) {

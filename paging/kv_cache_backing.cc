@@ -152,28 +152,16 @@ absl::StatusOr<PageCount> KvCache::Impl::GiveBack(
 // copied to the host first.
 PageCount KvCache::Impl::Reclaim(PageCount wanted) {
   MutexLock lock(&state_mutex_);
-  std::vector<KvRegion*> plain;
-  std::vector<KvRegion*> cached;
-  for (KvRegion* region : parked_.OldestFirst())
-    (IsCached(*region) ? cached : plain).push_back(region);
+  std::vector<KvRegion*> plain = ParkedRegionsThatAre(/*cached=*/false);
   for (const Sequence& sequence : sequences_) {
     if (sequence.region && !sequence.swapped)
       plain.push_back(sequence.region.get());
   }
+  const std::vector<KvRegion*> cached = ParkedRegionsThatAre(/*cached=*/true);
   PageCount given;
   for (const bool complete_only : {true, false}) {
-    for (const auto& regions : {plain, cached}) {
-      for (KvRegion* region : regions) {
-        if (given >= wanted) break;
-        if (region->spare().zero()) continue;
-        if (complete_only && !region->FenceIsComplete()) continue;
-        // A region that the driver refuses is skipped: the next one may serve.
-        const auto pages =
-            GiveBack(region, PageCount(wanted.value() - given.value()),
-                     PagesOfPrefix(*region));
-        if (pages.ok()) given = Plus(given, *pages);
-      }
-    }
+    ReclaimSpare(plain, wanted, complete_only, &given);
+    ReclaimSpare(cached, wanted, complete_only, &given);
     ReclaimPrefixes(wanted, complete_only, &given);
   }
   ReclaimSwapped(wanted, &given);
@@ -184,6 +172,40 @@ PageCount KvCache::Impl::Reclaim(PageCount wanted) {
     for (std::unique_ptr<KvRegion>& region : parked_.TakeEmpty())
       Dispose(std::move(region));
   }
+  return given;
+}
+
+std::vector<KvRegion*> KvCache::Impl::ParkedRegionsThatAre(bool cached) const {
+  std::vector<KvRegion*> regions = parked_.OldestFirst();
+  std::erase_if(regions, [&](const KvRegion* region) {
+    return IsCached(*region) != cached;
+  });
+  return regions;
+}
+
+void KvCache::Impl::ReclaimSpare(std::span<KvRegion* const> regions,
+                                 PageCount wanted, bool complete_only,
+                                 PageCount* given) {
+  for (KvRegion* region : regions) {
+    if (*given >= wanted) return;
+    if (region->spare().zero()) continue;
+    if (complete_only && !region->FenceIsComplete()) continue;
+    // A region that the driver refuses is skipped: the next one may serve.
+    const auto pages =
+        GiveBack(region, PageCount(wanted.value() - given->value()),
+                 PagesOfPrefix(*region));
+    if (pages.ok()) *given = Plus(*given, *pages);
+  }
+}
+
+PageCount KvCache::Impl::ReclaimIdle(PageCount wanted) {
+  MutexLock lock(&state_mutex_);
+  PageCount given;
+  ReclaimSpare(ParkedRegionsThatAre(/*cached=*/false), wanted,
+               /*complete_only=*/true, &given);
+  ReclaimSpare(ParkedRegionsThatAre(/*cached=*/true), wanted,
+               /*complete_only=*/true, &given);
+  ReclaimPrefixes(wanted, /*complete_only=*/true, &given);
   return given;
 }
 

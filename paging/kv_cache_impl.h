@@ -277,6 +277,8 @@ class KvCache::Impl {
   // Before a step of the sequence to `length`.
   absl::Status DropBehindWindows(Sequence* sequence, uint64_t length)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // Gives back what no kernel sees or uses any more, while the device computes.
+  void ReturnDropped() ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   absl::Status CheckGoingBack(const Sequence& sequence, uint64_t length) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // No token of the region is in use any more. What is behind a gap is given
@@ -328,6 +330,17 @@ class KvCache::Impl {
   absl::StatusOr<PageCount> GiveBack(KvRegion* region, PageCount wanted,
                                      std::span<const PageCount> kept = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // The parked regions, oldest first, that are kept for a prefix, or are not.
+  std::vector<KvRegion*> ParkedRegionsThatAre(bool cached) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Gives back what regions have to spare, but for prefixes, until `given` is
+  // `wanted`.
+  void ReclaimSpare(std::span<KvRegion* const> regions, PageCount wanted,
+                    bool complete_only, PageCount* given)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Gives back up to `wanted` pages that no sequence has and no kernel uses:
+  // parked ones, and the ends of prefixes. Others need not wait for them.
+  PageCount ReclaimIdle(PageCount wanted) ABSL_LOCKS_EXCLUDED(state_mutex_);
   PageCount SlotInRange(const PageRun& run) const {
     return Plus(geometry_.FirstPage(run.group), run.first);
   }
@@ -347,8 +360,10 @@ class KvCache::Impl {
   // After pages were given back: the prefix ends where they do.
   void CutPrefix(KvRegion* region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // The parked region whose prefix is to be given up next and that nobody uses
-  // any more, with its prefix forgotten; none where there is none.
-  ParkedRegions::Entry TakeVictim() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // any more, with its prefix forgotten; none where there is none, or where it
+  // has more than `most` pages: it would give up more than is needed.
+  ParkedRegions::Entry TakeVictim(PageCount most)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // By group; none for a region without a prefix.
   std::vector<PageCount> PagesOfPrefix(const KvRegion& region) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
@@ -468,6 +483,8 @@ class KvCache::Impl {
   // Batches that were ended, and what the last one waits for.
   uint64_t batch_ ABSL_GUARDED_BY(state_mutex_) = 1;
   Fence batch_fence_ ABSL_GUARDED_BY(state_mutex_);
+  // Sequences have pages behind their windows that ReturnDropped is to see.
+  bool dropped_ ABSL_GUARDED_BY(state_mutex_) = false;
   uint64_t attempted_steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t steps_without_mapping_ ABSL_GUARDED_BY(state_mutex_) = 0;

@@ -93,14 +93,15 @@ void KvCache::Impl::CutPrefix(KvRegion* region) {
   }
 }
 
-ParkedRegions::Entry KvCache::Impl::TakeVictim() {
+ParkedRegions::Entry KvCache::Impl::TakeVictim(PageCount most) {
   for (;;) {
     const std::vector<PrefixIndex::Victim> victims = index_.Victims(
         PageCount(1),
         [&](PrefixEntryId entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
           return PageCount(holders_.at(entry)->FenceIsComplete() ? 1 : 0);
         });
-    if (victims.empty()) return {};
+    if (victims.empty() || holders_.at(victims[0].entry)->committed() > most)
+      return {};
     ParkedRegions::Entry taken = parked_.Take(holders_.at(victims[0].entry));
     ForgetPrefix(taken.region.get());
     ++prefixes_evicted_;

@@ -87,14 +87,15 @@ SequenceId KvCache::Impl::BeginSequence(size_t slot, uint64_t tokens) {
 
 absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeRegion(
     uint64_t tokens) {
-  // A prefix that would be given up page by page is given up at once, and its
-  // pages need not be mapped again.
-  const bool short_of_pages = geometry_.PagesOf(tokens) > GetSupply().at_once;
+  // A prefix that would be given up page by page is given up at once where all
+  // of its pages are needed: they need not be mapped again.
+  const PageCount pages = geometry_.PagesOf(tokens);
+  const bool short_of_pages = pages > GetSupply().at_once;
   {
     MutexLock lock(&state_mutex_);
     QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
     ParkedRegions::Entry parked = parked_.TakeBestFit(tokens);
-    if (!parked.region && short_of_pages) parked = TakeVictim();
+    if (!parked.region && short_of_pages) parked = TakeVictim(pages);
     if (parked.region) return OpenSlot(std::move(parked));
   }
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<KvRegion> region, ReserveRegion());
@@ -128,7 +129,7 @@ absl::StatusOr<std::unique_ptr<KvRegion>> KvCache::Impl::ReserveRegion() {
     const auto range = memory_->ReserveRange(geometry_.pages(), options_.owner);
     if (range.ok()) return std::make_unique<KvRegion>(&geometry_, *range);
     MutexLock lock(&state_mutex_);
-    ParkedRegions::Entry victim = TakeVictim();
+    ParkedRegions::Entry victim = TakeVictim(PageCount(UINT64_MAX));
     if (!victim.region) return range.status();
     Dispose(std::move(victim.region));
   }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -180,6 +181,28 @@ TEST_P(KvCacheShareTest, UnusedPrefixesGoLeastRecentlyUsedFirst) {
   EXPECT_EQ(cached(0), 0u);
   device_.memory()->ReleaseRange(other, Fence());
   EXPECT_GT(cache_->GetStatistics().prefixes_evicted, 0u);
+}
+
+TEST_P(KvCacheShareTest, AShortSequenceLeavesTheBeginningOfALongPrefix) {
+  const Tokens text = TokensFrom(0, 300);
+  Release(cache_.get(), Published(text));
+  AddressRange* const other =
+      *device_.memory()->ReserveRange(PageCount(400), kUnnamedOwner);
+  ASSERT_TRUE(
+      device_.memory()
+          ->Commit(other, PageCount(0), PageCount(400 - Pages(300, false)))
+          .ok());
+  Admit(cache_.get(), 20);
+  EXPECT_EQ(live(), 400u);
+  const uint64_t left = Pages(300, false) - Pages(20, false);
+  EXPECT_EQ(cache_->GetStatistics().cached_prefixes, KiB(4 * left));
+  device_.memory()->ReleaseRange(other, Fence());
+  // Nine pages of 32 tokens a group; the shortest of three parts, 17 pages of
+  // 16; 43 pages of 6.4, in whole blocks.
+  const std::map<uint32_t, uint64_t> known = {{1, 288}, {2, 272}, {5, 272}};
+  const PromptAdmission again = Prompt(text);
+  EXPECT_EQ(again.cached_tokens, known.at(GetParam()));
+  EXPECT_TRUE(Has(again.sequence, TokensFrom(0, again.cached_tokens)));
 }
 
 TEST_P(KvCacheShareTest, ThePagesOfARunningSequenceAreNotTakenWithAPrefix) {

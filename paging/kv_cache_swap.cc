@@ -252,7 +252,6 @@ absl::Status KvCache::Impl::SwapIn(SequenceId id) {
   Sequence& sequence = sequences_[index];
   EndSwap(&sequence, mapped);
   sequence.batch = batch_;
-  tokens_ += sequence.length;
   ++swaps_in_;
   return absl::OkStatus();
 }
@@ -317,6 +316,7 @@ void KvCache::Impl::EndSwap(Sequence* sequence,
       Unkeep(*sequence->swapped->parts[group].kept[slot]);
   }
   sequence->swapped = nullptr;
+  tokens_ += sequence->length;
 }
 
 std::vector<PageCount> KvCache::Impl::MappedPages(

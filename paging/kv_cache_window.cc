@@ -4,7 +4,9 @@
 // A kernel sees the windows of the tokens that it computes, and these are the
 // ones that a step adds: once a step of the sequence begins, the next kernels
 // see no window that ends before its first new token. The kernels of earlier
-// steps do, so the pages go under the fence that EndBatch brought.
+// steps do, so the pages go under the fence that EndBatch brought: in the step
+// that finds them, or, with page-ahead, once that fence is complete and while
+// the device computes.
 
 #include <algorithm>
 
@@ -47,9 +49,29 @@ absl::Status KvCache::Impl::DropBehindWindows(Sequence* sequence,
     return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(region->SetFence(batch_fence_));
   Modify(region, [&](KvRegion* r) { r->DropBehind(next); });
-  // A refusal is the region's damage; the sequence does not see these pages.
-  if (options_.eager_reclaim) GiveBack(region, region->behind()).IgnoreError();
+  if (!options_.eager_reclaim) return absl::OkStatus();
+  if (options_.page_ahead.max_steps > 0) {
+    dropped_ = true;
+  } else {
+    // A refusal is the region's damage; the sequence does not see these pages.
+    GiveBack(region, region->behind()).IgnoreError();
+  }
   return absl::OkStatus();
+}
+
+void KvCache::Impl::ReturnDropped() {
+  MutexLock operation(&operation_mutex_);
+  MutexLock lock(&state_mutex_);
+  if (!dropped_) return;
+  dropped_ = false;
+  for (const Sequence& sequence : sequences_) {
+    if (!sequence.region || sequence.region->behind().zero()) continue;
+    if (sequence.region->FenceIsComplete()) {
+      GiveBack(sequence.region.get(), sequence.region->behind()).IgnoreError();
+    } else {
+      dropped_ = true;
+    }
+  }
 }
 
 void KvCache::Impl::Forget(KvRegion* region) {

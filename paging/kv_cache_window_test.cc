@@ -148,6 +148,28 @@ TEST(KvCacheWindowTest, NothingGoesBeforeTheBatchHasEnded) {
   EXPECT_EQ(device.live_pages(), 38u - 16u);
 }
 
+TEST(KvCacheWindowTest, WithPageAheadTheyGoWhileTheDeviceComputes) {
+  TestDevice device(64);
+  KvCacheOptions options = EagerOptions();
+  options.page_ahead.max_steps = 4;
+  const auto cache = MakeCache(&device, WindowLayout(40, 0), options);
+  const SequenceId sequence = Admit(cache.get(), 106);
+  BlockedStream kernels(device.driver());
+  cache->EndBatch(kernels.Record());
+  const uint64_t calls = device.mapping_calls();
+  ASSERT_TRUE(Step(cache.get(), sequence, 107).ok());
+  EXPECT_EQ(device.mapping_calls(), calls);
+  EXPECT_EQ(cache->GetStatistics().reclaimable, KiB(16));
+  // Kernels of the batch may still see them.
+  ASSERT_EQ(*cache->PrepareAhead(4), PageCount(0));
+  EXPECT_EQ(device.live_pages(), 14u);
+  kernels.Unblock();
+  ASSERT_EQ(*cache->PrepareAhead(4), PageCount(0));
+  EXPECT_EQ(device.live_pages(), 10u);
+  EXPECT_EQ(cache->GetStatistics().reclaimable, Bytes(0));
+  EXPECT_EQ(cache->GetStatistics().steps_waited, 0u);
+}
+
 TEST(KvCacheWindowTest, PagesCoolUnderTheFenceOfTheBatch) {
   TestDevice device(64);
   const auto cache = MakeCache(&device, WindowLayout(40, 0), EagerOptions());

@@ -90,7 +90,8 @@ struct KvCacheOptions {
   // Of sequences that are admitted without one of their own: max_cache_len.
   KvTokenLimit limit;
   // Pages of a sequence that ends, and those behind its windows, are given back
-  // at once, under their fence, and its region is parked as addresses; else the
+  // at once, under their fence (with page-ahead, those behind windows when it
+  // next maps), and its region is parked as addresses; else the
   // region is parked still mapped, and pages are given back when somebody needs
   // them.
   bool eager_reclaim = false;
@@ -220,9 +221,10 @@ class KvCache : public SequenceCache,
   // Maps what the sequences that the last Step named will need in the next
   // `steps` steps, at most PageAheadOptions::max_steps of them; by default as
   // many as are in time, given what calls cost. The most urgent first. Takes
-  // pages only where they are to be had at once, beyond the headroom: where
-  // there are no more, that is no error. For the time while the device
-  // computes; returns the pages mapped. Errors: the driver's.
+  // pages only where they are to be had at once, beyond the headroom, and those
+  // that are parked or kept for prompts: where there are no more, that is no
+  // error. With eager_reclaim, unmaps what is behind windows. For the time
+  // while the device computes; returns the pages mapped. Errors: the driver's.
   absl::StatusOr<PageCount> PrepareAhead(
       std::optional<uint32_t> steps = std::nullopt);
   // A sequence with the rows of `parent`, which both may continue. `stream` is
