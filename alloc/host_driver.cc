@@ -20,6 +20,7 @@
 #include "alloc/host_page_memory.h"
 #include "alloc/host_stream_table.h"
 #include "alloc/page_table.h"
+#include "quire/alloc/host_pages.h"
 #include "quire/alloc/mutex.h"
 #include "quire/alloc/status_macros.h"
 
@@ -92,6 +93,7 @@ class HostDriverImpl : public HostDriver {
     return recorder_.Get();
   }
   std::vector<std::string> Leaks() const override;
+  std::vector<HostPage> ListPages() const;
   VirtualClock* clock() override { return &clock_; }
 
  private:
@@ -466,6 +468,26 @@ absl::Status HostDriverImpl::DoFreePinned(void* memory) {
 
 // ---- Teardown check ---------------------------------------------------------
 
+std::vector<HostPage> HostDriverImpl::ListPages() const {
+  MutexLock lock(&memory_mutex_);
+  std::map<std::pair<int, uint64_t>, HostPage> pages;
+  for (const auto& [handle, entry] : pages_.entries()) {
+    const PhysicalPage& page = entry.page;
+    pages[{page.device.value(), page.backing}] = {
+        page.device, Bytes(page.backing), Bytes(page.size), {}};
+  }
+  for (const auto& [address, mapping] : space_.table().mappings()) {
+    if (mapping.addresses_lost()) continue;
+    const PhysicalPage& page = mapping.page;
+    pages.at({page.device.value(), page.backing})
+        .addresses.push_back(DeviceAddress(address));
+  }
+  std::vector<HostPage> result;
+  result.reserve(pages.size());
+  for (auto& [place, page] : pages) result.push_back(std::move(page));
+  return result;
+}
+
 std::vector<std::string> HostDriverImpl::Leaks() const {
   std::vector<std::string> leaks;
   AppendMemoryLeaks(&leaks);
@@ -533,6 +555,10 @@ absl::StatusOr<std::unique_ptr<HostDriver>> HostDriver::Create(
     memory.push_back(std::move(device));
   }
   return std::make_unique<HostDriverImpl>(options, std::move(memory));
+}
+
+std::vector<HostPage> ListHostPages(const HostDriver& driver) {
+  return static_cast<const HostDriverImpl&>(driver).ListPages();
 }
 
 }  // namespace quire

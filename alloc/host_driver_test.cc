@@ -13,11 +13,13 @@
 
 #include "alloc/testing/driver_fixture.h"
 #include "alloc/testing/expect_status.h"
+#include "quire/alloc/host_pages.h"
 
 namespace quire {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -158,6 +160,34 @@ TEST_F(HostDriverTest, NamesWhatIsStillHeld) {
   EXPECT_TRUE(driver_->Unmap(base, kPage).ok());
   EXPECT_TRUE(driver_->ReleaseAddress(base, kPage).ok());
   EXPECT_THAT(driver_->Leaks(), IsEmpty());
+}
+
+TEST_F(HostDriverTest, ListsPagesWithAllTheirAddresses) {
+  const DeviceAddress base = Reserve(4);
+  const DeviceAddress first(base.value() + kPage.value());
+  const DeviceAddress third(base.value() + 3 * kPage.value());
+  const PageHandle kept = CreatePage();
+  const PageHandle shared = CreatePage();
+  ASSERT_TRUE(MapOne(first, shared).ok());
+  ASSERT_TRUE(MapOne(third, shared).ok());
+
+  std::vector<HostPage> pages = ListHostPages(*driver_);
+  ASSERT_EQ(pages.size(), 2u);
+  EXPECT_EQ(pages[0].offset, Bytes(0));
+  EXPECT_EQ(pages[0].size, kPage);
+  EXPECT_THAT(pages[0].addresses, IsEmpty());
+  EXPECT_EQ(pages[1].offset, kPage);
+  EXPECT_THAT(pages[1].addresses, ElementsAre(first, third));
+
+  // A page that was released lives on while it is mapped.
+  EXPECT_TRUE(driver_->ReleasePage(kept).ok());
+  EXPECT_TRUE(driver_->ReleasePage(shared).ok());
+  EXPECT_TRUE(driver_->Unmap(first, kPage).ok());
+  pages = ListHostPages(*driver_);
+  ASSERT_EQ(pages.size(), 1u);
+  EXPECT_THAT(pages[0].addresses, ElementsAre(third));
+  EXPECT_TRUE(driver_->Unmap(third, kPage).ok());
+  EXPECT_THAT(ListHostPages(*driver_), IsEmpty());
 }
 
 // ---- Costs ------------------------------------------------------------------

@@ -51,6 +51,37 @@ class FragmentationStressTest(unittest.TestCase):
         self.assertEqual(objects[1]["peak_reserved"], 66 << 20)
         self.assertEqual(objects[1]["steady_state"]["driver_calls"], 0)
 
+    def test_page_maps(self):
+        # 3 MiB fill a page and half of the next one.
+        trace = self.write("op,id,bytes\nalloc,0,3145728\nalloc,1,2097152\n"
+                           "free,1,0\n")
+        ran = run("--trace", trace, "--policies", "cudamalloc",
+                  "--device-memory", "1GiB", "--json", "--page-maps", "2")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        maps = json.loads(ran.stdout)[0]["page_map"]
+        self.assertEqual((maps["page_size"], maps["pages"],
+                          maps["cell_pages"]), (2 << 20, 3, 1))
+        self.assertEqual(maps["at_peak"], {"event": 1, "cells": [100, 50, 100]})
+        self.assertEqual(maps["at_end"], {"event": 3, "cells": [100, 50, -1]})
+        self.assertIsNone(maps["at_failure"])
+        self.assertEqual(maps["heat"]["events"], [0, 2])
+        self.assertEqual(maps["heat"]["requested"],
+                         [[100, 50, -1], [100, 50, -1]])
+        self.assertEqual(maps["heat"]["held"], [[100, 100, 0], [100, 100, 0]])
+
+    def test_out_of_memory_says_what_came_before(self):
+        trace = self.write("phase,op,id,bytes\nload,mark,0,0\n"
+                           "load,alloc,0,67108864\n")
+        ran = run("--trace", trace, "--policies", "quire", "--page-maps", "1",
+                  "--device-memory", "32MiB", "--json")
+        result = json.loads(ran.stdout)[0]
+        failure = result["first_oom"]
+        self.assertEqual(failure["phases_before"], ["load"])
+        self.assertEqual(failure["requests_before"], ["allocate 64.00 MiB"])
+        self.assertEqual(failure["device_free"], 32 << 20)
+        self.assertEqual(result["largest_request"], 64 << 20)
+        self.assertEqual(result["page_map"]["at_failure"]["event"], 1)
+
     def test_out_of_memory_is_a_result(self):
         trace = self.write("op,id,bytes\nalloc,0,67108864\n")
         ran = run("--trace", trace, "--policies", "quire,pytorch",

@@ -44,6 +44,7 @@ struct Options {
   std::string device_memory = "24GiB";
   uint64_t repeat = 1;
   uint64_t timeline = 0;
+  uint64_t page_maps = 0;
   bool json = false;
 };
 
@@ -87,6 +88,17 @@ absl::StatusOr<NamedTrace> MakeTrace(const Options& options, Bytes live,
                     std::move(trace)};
 }
 
+absl::StatusOr<PolicyReplayResult> Replay(Bytes device_memory,
+                                          const AllocationTrace& trace,
+                                          const PolicySpec& spec,
+                                          const PolicyReplayOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SimulatedDevice> device,
+                         SimulatedDevice::Create(device_memory));
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AllocatorPolicy> policy,
+                         spec.Create(device.get()));
+  return ReplayOnPolicy(trace, device.get(), policy.get(), options);
+}
+
 absl::StatusOr<StressRun> RunOne(const Options& options, Bytes device_memory,
                                  const NamedTrace& trace,
                                  const PolicySpec& spec,
@@ -99,12 +111,20 @@ absl::StatusOr<StressRun> RunOne(const Options& options, Bytes device_memory,
   run.events = trace.trace.events.size();
   run.iterations = options.repeat;
   run.asked = SummarizeAllocationTrace(trace.trace);
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SimulatedDevice> device,
-                         SimulatedDevice::Create(device_memory));
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AllocatorPolicy> policy,
-                         spec.Create(device.get()));
-  QUIRE_ASSIGN_OR_RETURN(run.result, ReplayOnPolicy(trace.trace, device.get(),
-                                                    policy.get(), replay));
+  // Where the peak is, only a replay knows: that it comes out the same the
+  // second time is what simulation is for.
+  if (replay.page_map_points > 0) {
+    QUIRE_ASSIGN_OR_RETURN(
+        const PolicyReplayResult first,
+        Replay(device_memory, trace.trace, spec, PolicyReplayOptions()));
+    replay.page_map_event = first.at_peak_requested.event;
+  }
+  QUIRE_ASSIGN_OR_RETURN(run.result,
+                         Replay(device_memory, trace.trace, spec, replay));
+  if (run.result.first_failure) {
+    run.before_failure = DescribeWorkloadOrder(
+        trace.trace, run.result.first_failure->moment.event);
+  }
   return run;
 }
 
@@ -119,6 +139,7 @@ absl::Status RunAll(const Options& options, Bytes device_memory,
       PolicyReplayOptions replay;
       replay.iterations = options.repeat;
       replay.timeline_points = options.timeline;
+      replay.page_map_points = options.page_maps;
       const auto before = static_cast<double>(runs->size());
       replay.progress = [&](uint64_t done, uint64_t all) {
         progress.Update(
@@ -191,6 +212,11 @@ int Main(int argc, char** argv) {
   app.add_option("--timeline", options.timeline,
                  "So many looks at the memory over time, in the JSON")
       ->check(CLI::Range(uint64_t{0}, uint64_t{1000000}))
+      ->capture_default_str();
+  app.add_option("--page-maps", options.page_maps,
+                 "So many looks at how full each page is, in the JSON, and "
+                 "one at the peak, at the first failure and at the end")
+      ->check(CLI::Range(uint64_t{0}, uint64_t{1000}))
       ->capture_default_str();
   app.add_flag("--json", options.json, "Machine-readable output");
   try {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/fragmentation_stress/page_map_report.h"
 #include "bench/text_table.h"
 
 namespace quire {
@@ -34,8 +35,13 @@ json MomentToJson(const PolicyMoment& moment) {
           {"external_fragmentation", moment.external_fragmentation()}};
 }
 
-json FailureToJson(const PolicyFailure& failure) {
+json FailureToJson(const PolicyFailure& failure, const WorkloadOrder& before,
+                   Bytes device_memory) {
   json result = MomentToJson(failure.moment);
+  result["device_free"] =
+      SaturatingSubtract(device_memory, failure.moment.use.reserved).value();
+  result["phases_before"] = before.phases;
+  result["requests_before"] = before.requests;
   result["size"] = failure.size.value();
   result["largest_allocatable"] = failure.largest.value();
   result["kind"] = ShortageKindName(failure.kind);
@@ -66,14 +72,17 @@ json RunToJson(const StressRun& run, std::optional<int> rank) {
       {"ratio", result.ratio()},
       {"oom", !run.survived()},
       {"oom_count", result.failures},
-      {"first_oom",
-       result.first_failure ? FailureToJson(*result.first_failure) : json()},
+      {"first_oom", result.first_failure
+                        ? FailureToJson(*result.first_failure,
+                                        run.before_failure, run.device_memory)
+                        : json()},
       {"driver_calls", result.total.driver_calls},
       {"virtual_ms", Milliseconds(result.total.virtual_nanoseconds)},
       {"first_iteration", CostToJson(result.first_iteration)},
       {"steady_state",
        run.repeats() ? CostToJson(result.last_iteration) : json()},
       {"peak_requested_by_trace", run.asked.peak_requested.value()},
+      {"largest_request", run.asked.largest.value()},
       {"peak_reserved_when_recorded", run.asked.peak_reserved.value()},
       {"at_peak_requested", MomentToJson(result.at_peak_requested)},
       {"at_end", MomentToJson(result.at_end)},
@@ -85,6 +94,7 @@ json RunToJson(const StressRun& run, std::optional<int> rank) {
       timeline.push_back(MomentToJson(moment));
     }
   }
+  if (!result.page_maps.empty()) object["page_map"] = PageMapsToJson(run);
   return object;
 }
 

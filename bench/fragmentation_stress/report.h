@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/fragmentation_stress/workload_order.h"
 #include "bench/policies/policy_registry.h"
 #include "bench/policies/policy_replay.h"
 #include "nlohmann/json.hpp"
@@ -25,6 +26,8 @@ struct StressRun {
   uint64_t iterations = 1;
   AllocationTraceSummary asked;  // by the trace, of any allocator
   PolicyReplayResult result;
+  // Where memory ran out: what came before, in words.
+  WorkloadOrder before_failure;
 
   bool survived() const { return result.failures == 0; }
   bool repeats() const { return iterations > 1; }

@@ -66,13 +66,9 @@ class PolicyReplay {
 
   absl::Status PlayOnce(uint64_t iteration) {
     const uint64_t count = trace_.events.size();
-    const uint64_t points = iteration == 0 ? options_.timeline_points : 0;
     for (event_ = 0; event_ < count; ++event_) {
       QUIRE_RETURN_IF_ERROR(Play(trace_.events[event_]));
-      if (result_.timeline.size() < points &&
-          event_ + 1 >= PointAt(result_.timeline.size(), points)) {
-        result_.timeline.push_back(Now());
-      }
+      if (iteration == 0) Look();
       if (event_ % kEventsPerProgress == 0 && options_.progress) {
         options_.progress(iteration * count + event_,
                           options_.iterations * count);
@@ -80,10 +76,28 @@ class PolicyReplay {
     }
     if (iteration == 0) {
       result_.at_end = Now();
+      if (options_.page_map_points > 0) result_.page_map_at_end = MapPagesNow();
       result_.largest_at_end = policy_->CalculateLargest(
           streams_.empty() ? StreamId() : streams_.begin()->second);
     }
     return options_.iterations > 1 ? FreeWhatIsLeft() : absl::OkStatus();
+  }
+
+  // After each event of the first iteration.
+  void Look() {
+    if (Due(result_.timeline.size(), options_.timeline_points)) {
+      result_.timeline.push_back(Now());
+    }
+    if (Due(result_.page_maps.size(), options_.page_map_points)) {
+      result_.page_maps.push_back(MapPagesNow());
+    }
+    if (event_ == options_.page_map_event) {
+      result_.page_map_at_event = MapPagesNow();
+    }
+  }
+
+  bool Due(uint64_t taken, uint64_t points) const {
+    return taken < points && event_ + 1 >= PointAt(taken, points);
   }
 
   // The number of events after which the point is due.
@@ -142,6 +156,7 @@ class PolicyReplay {
     if (result_.failures++ > 0) return absl::OkStatus();
     PolicyFailure failure;
     failure.moment = Now();
+    if (options_.page_map_points > 0) failure.pages = MapPagesNow().pages;
     failure.size = event.size;
     failure.largest = policy_->CalculateLargest(stream);
     failure.kind =
@@ -180,6 +195,15 @@ class PolicyReplay {
 
   PolicyMoment Now() const {
     return {event_, Bytes(requested_), policy_->GetUse()};
+  }
+
+  PolicyPageMap MapPagesNow() const {
+    std::vector<LiveRange> live;
+    live.reserve(held_.size());
+    for (const auto& [allocation, held] : held_) {
+      live.push_back({held.address, held.size});
+    }
+    return {Now(), MapPages(*device_->driver(), live)};
   }
 
   const AllocationTrace& trace_;

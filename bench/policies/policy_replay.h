@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/policies/page_map.h"
 #include "bench/policies/policy.h"
 #include "bench/policies/simulated_device.h"
 #include "quire/alloc/allocation_trace.h"
@@ -31,6 +32,11 @@ struct PolicyReplayOptions {
   uint64_t iterations = 1;
   // So many looks at the memory, evenly over the events of the first iteration.
   uint64_t timeline_points = 0;
+  // So many looks at how full each page is, in the same way, and one at the
+  // first failure and at the end. Each takes O(n log n) of what is live.
+  uint64_t page_map_points = 0;
+  // And one after this event: at_peak_requested.event of an earlier replay.
+  std::optional<uint64_t> page_map_event;
   // Called now and then with the events done and all of them; may be null.
   std::function<void(uint64_t done, uint64_t total)> progress;
 };
@@ -47,8 +53,15 @@ struct PolicyMoment {
   double external_fragmentation() const;
 };
 
+// How full each page was then.
+struct PolicyPageMap {
+  PolicyMoment moment;
+  PageMap pages;
+};
+
 struct PolicyFailure {
   PolicyMoment moment;
+  PageMap pages;  // empty, unless page maps were asked for
   Bytes size;
   Bytes largest;  // what could have been had
   // kCapacity where live requests and this one are more than the device has: no
@@ -77,6 +90,9 @@ struct PolicyReplayResult {
   PolicyMoment at_end;  // of the first iteration, before anything is freed
   Bytes largest_at_end;
   std::vector<PolicyMoment> timeline;
+  std::vector<PolicyPageMap> page_maps;
+  std::optional<PolicyPageMap> page_map_at_event;
+  std::optional<PolicyPageMap> page_map_at_end;
 
   PolicyCost total;
   PolicyCost first_iteration;

@@ -97,28 +97,7 @@ TEST_F(PolicyReplayTest, TellsTheSteadyStateApart) {
 
 // Every policy there is, on the same churn, twice: nothing is lost.
 TEST_F(PolicyReplayTest, EveryPolicyServesChurnAndKeepsItsBooks) {
-  std::string rows;
-  uint64_t state = 1;
-  const auto random = [&] {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return state >> 33;
-  };
-  constexpr int kSlots = 40;
-  int next = 0;
-  std::vector<int> live(kSlots, -1);
-  for (int i = 0; i < 3000; ++i) {
-    int& slot = live[random() % kSlots];
-    if (slot >= 0) {
-      rows += "free," + std::to_string(slot) + ",0,0\n";
-      slot = -1;
-    } else {
-      const uint64_t size = (uint64_t{1} << (random() % 25)) + random() % 5000;
-      slot = next++;
-      rows += "alloc," + std::to_string(slot) + "," + std::to_string(size) +
-              "," + std::to_string(random() % 2) + "\n";
-    }
-  }
-  const AllocationTrace trace = Read(rows);
+  const AllocationTrace trace = Read(MakeChurnRows());
   const Bytes needed = SummarizeAllocationTrace(trace).peak_requested;
   for (const PolicyKind& kind : PolicyKinds()) {
     SCOPED_TRACE(kind.name);

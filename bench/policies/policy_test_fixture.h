@@ -1,11 +1,13 @@
-// What tests of policies share: a device, and a policy on it by name of what it
-// allocated.
+// What tests of policies share: a device, what a policy does on it, and a
+// trace.
 
 #ifndef QUIRE_BENCH_POLICIES_POLICY_TEST_FIXTURE_H_
 #define QUIRE_BENCH_POLICIES_POLICY_TEST_FIXTURE_H_
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "bench/policies/policy.h"
 #include "bench/policies/simulated_device.h"
@@ -40,6 +42,33 @@ class PolicyTest : public testing::Test {
   StreamId stream_;
   StreamId other_stream_;
 };
+
+// Rows of op,id,bytes,stream: 3,000 allocations and frees at random, up to 40
+// live at a time, from 1 byte to 32 MiB, on two streams.
+inline std::string MakeChurnRows() {
+  std::string rows;
+  uint64_t state = 1;
+  const auto random = [&] {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return state >> 33;
+  };
+  constexpr int kSlots = 40;
+  int next = 0;
+  std::vector<int> live(kSlots, -1);
+  for (int i = 0; i < 3000; ++i) {
+    int& slot = live[random() % kSlots];
+    if (slot >= 0) {
+      rows += "free," + std::to_string(slot) + ",0,0\n";
+      slot = -1;
+    } else {
+      const uint64_t size = (uint64_t{1} << (random() % 25)) + random() % 5000;
+      slot = next++;
+      rows += "alloc," + std::to_string(slot) + "," + std::to_string(size) +
+              "," + std::to_string(random() % 2) + "\n";
+    }
+  }
+  return rows;
+}
 
 }  // namespace quire
 
