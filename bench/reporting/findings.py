@@ -1,0 +1,183 @@
+"""What the records say, in sentences: who survived, and who won at what.
+
+A report that only shows where Quire is best would not be believed, and should
+not be: every figure names its own winners.
+"""
+
+from bench.reporting import tables
+
+# What policies are compared by: what several do, the figure (None: it was not
+# measured), how it is told.
+_FIGURES = (
+    ("hold least memory", lambda r: round(r["ratio"], 4),
+     lambda v: f"{v:.4f} times what was asked for"),
+    ("call the driver least", lambda r: _first(r)["driver_calls"],
+     lambda v: f"{tables.format_count(v)} calls"),
+    ("spend least virtual time", lambda r: round(_first(r)["virtual_ms"], 1),
+     tables.format_ms),
+    ("call the driver least in the steady state",
+     lambda r: (r.get("steady_state") or {}).get("driver_calls"),
+     lambda v: f"{tables.format_count(v)} calls"),
+    ("reach the first token soonest after a switch",
+     lambda r: _rounded((r.get("seconds_to_first_token") or {}).get("mean")),
+     lambda v: f"{v:.3f} s in the mean"),
+)
+
+
+def _rounded(seconds):
+    return None if seconds is None else round(seconds, 3)
+
+
+def _first(result):
+    """What a trace costs when it is played for the first time."""
+    return result.get("first_iteration") or result
+
+
+def _quire(results):
+    for result in results:
+        if result["policy"].split(":")[0] == "quire":
+            return result
+    return None
+
+
+def name_policy(result):
+    """With a mark where a policy was not checked against its system."""
+    return result["policy"] + ("" if result["validated"] else " (unvalidated)")
+
+
+def _names(results):
+    return tables.join_words(name_policy(result) for result in results)
+
+
+def _verb(what, winners):
+    """"hold least memory" of several, "holds least memory" of one."""
+    verb, rest = what.split(" ", 1)
+    if len(winners) == 1:
+        verb += "es" if verb.endswith("ch") else "s"
+    return f"{verb} {rest}"
+
+
+def _compare(survivors, results):
+    """For each figure: the best, and how far behind Quire is."""
+    quire = _quire(results)
+    sentences = []
+    for what, figure, tell in _FIGURES:
+        if any(figure(result) is None for result in survivors):
+            continue
+        best = min(map(figure, survivors))
+        winners = [r for r in survivors if figure(r) == best]
+        sentence = f"{_names(winners)} {_verb(what, winners)}: {tell(best)}."
+        if quire is not None and quire not in winners and quire in survivors:
+            sentence += f" Quire has {tell(figure(quire))}."
+        sentences.append(sentence)
+    return sentences
+
+
+def of_fragmentation(results):
+    """Sentences about the runs of one trace."""
+    survivors = [r for r in results if not r["oom"]]
+    sentences = []
+    for result in results:
+        failure = result.get("first_oom")
+        if result["oom"] and isinstance(failure, dict):
+            where = ""
+            if failure.get("phases_before"):
+                where = f" in phase {failure['phases_before'][-1]}"
+            sentences.append(
+                f"{name_policy(result)} ran out of memory for "
+                f"{failure.get('kind', 'an unknown reason')} at event "
+                f"{tables.format_count(failure.get('event', 0))}{where}: "
+                f"{tables.format_bytes(failure.get('size', 0))} were asked "
+                "for, "
+                f"{tables.format_bytes(failure.get('largest_allocatable', 0))} "
+                "could be had at most.")
+    if not survivors:
+        sentences.insert(0, "Nobody survived.")
+        return sentences
+    if len(survivors) == len(results):
+        sentences.insert(0, "All survived." if len(results) > 1
+                         else f"{_names(results)} survived.")
+    else:
+        sentences.insert(0, f"Survivors: {_names(survivors)}.")
+    if len(survivors) > 1:
+        sentences += _compare(survivors, results)
+    return sentences
+
+
+def of_switching(results):
+    """Sentences about the runs of one scenario."""
+    sentences = []
+    good = [r for r in results if r["as_good_as_can_be"]]
+    told = [f"{name_policy(r)}, {r['strategy']}" for r in good]
+    if results[0]["class"] == "infeasible":
+        sentences.append(
+            "The day cannot fit. Failing for capacity alone, and not before "
+            f"it must: {'; '.join(told) if told else 'nobody'}.")
+    elif len(good) == len(results):
+        sentences.append("Everybody survived every switch.")
+    else:
+        sentences.append("Survived every switch: "
+                         f"{'; '.join(told) if told else 'nobody'}.")
+        fragmented = [f"{name_policy(r)}, {r['strategy']}" for r in results
+                      if r["fragmentation_failures"] > 0]
+        if fragmented:
+            sentences.append("Failed for fragmentation, though the day fits: "
+                             f"{'; '.join(fragmented)}.")
+    for strategy in dict.fromkeys(r["strategy"] for r in results):
+        same = [r for r in results if r["strategy"] == strategy]
+        alive = [r for r in same if r["as_good_as_can_be"]]
+        if len(alive) > 1:
+            sentences.append(f"Strategy {strategy}: "
+                             + " ".join(_compare(alive, same)))
+    return sentences
+
+
+def of_caches(caches):
+    """Sentences about the caches that one trace of requests was served by."""
+    figures = (
+        ("waste least (memory held per memory in use)",
+         lambda c: round(c["waste_ratio"], 4), lambda v: f"{v:.4f}", min),
+        ("serve most requests in a virtual second",
+         lambda c: round(c["requests_per_virtual_second"], 3),
+         lambda v: f"{v:,.3f}", max),
+        ("preempt least", lambda c: c["preempted_requests"],
+         tables.format_count, min),
+        ("make the fewest driver calls that steps wait for",
+         lambda c: c["driver_calls_on_critical_path"],
+         tables.format_count, min))
+    sentences = []
+    if len(caches) < 2:
+        return sentences
+    for what, figure, tell, choose in figures:
+        best = choose(map(figure, caches))
+        winners = list(dict.fromkeys(
+            c["cache"] for c in caches if figure(c) == best))
+        if len(winners) == len({c["cache"] for c in caches}):
+            continue  # nobody is better
+        sentences.append(f"{tables.join_words(winners)} "
+                         f"{_verb(what, winners)}: {tell(best)}.")
+    return sentences
+
+
+def of_bench(sections):
+    """One sentence about what was held against a bar."""
+    counts = {}
+    missed = []
+    for section in sections:
+        for figure in section.get("figures", []):
+            verdict = figure.get("verdict")
+            if not verdict:
+                continue
+            counts[verdict] = counts.get(verdict, 0) + 1
+            if verdict == "missed":
+                missed.append(f"{section.get('name', '')}: "
+                              f"{figure.get('name', '')}")
+    if not counts:
+        return ["No figure has a bar."]
+    told = [f"{counts.get('aim', 0)} reach their aim",
+            f"{counts.get('bar', 0)} their bar",
+            f"{counts.get('missed', 0)} miss it"]
+    sentences = [f"Of {sum(counts.values())} figures {', '.join(told)}."]
+    if missed:
+        sentences.append(f"Missed: {'; '.join(missed)}.")
+    return sentences

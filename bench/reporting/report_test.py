@@ -1,0 +1,436 @@
+"""bench/report: what it makes of records, and of programs that it runs.
+
+    report_test.py PROGRAMS   the folder with fragmentation_stress
+"""
+
+import copy
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+sys.dont_write_bytecode = True
+
+from bench.reporting import (charts, document, findings,  # noqa: E402
+                             page_checker, progress, records, tables)
+
+PROGRAMS = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+SCRIPT = ROOT / "bench" / "report"
+HOSTILE = ("\"'><script>alert(1)</script><img src=x onerror=y>&amp;"
+           "|`*_[a](b)\n# h")
+
+
+def stress_result(policy="quire", **changes):
+    """As fragmentation_stress prints it."""
+    moment = {"event": 5, "requested": 90, "allocated": 95, "mapped": 98,
+              "reserved": 100, "internal_fragmentation": 0.05,
+              "external_fragmentation": 0.05}
+    result = {
+        "policy": policy, "title": policy.upper(), "validated": True,
+        "evidence": "a test", "rank": 1, "trace": "folder/t.csv", "events": 10,
+        "iterations": 2, "device_memory": 1 << 30, "peak_requested": 1 << 20,
+        "peak_reserved": 1 << 21, "ratio": 2.0, "oom": False, "first_oom": None,
+        "driver_calls": 12, "virtual_ms": 3.5, "largest_allocatable": 1 << 29,
+        "first_iteration": {"driver_calls": 10, "virtual_ms": 3.0},
+        "steady_state": {"driver_calls": 2, "virtual_ms": 0.5},
+        "at_peak_requested": moment, "timeline": [moment, {**moment,
+                                                           "event": 9}],
+        "page_map": {
+            "page_size": 1 << 21, "cell_pages": 1,
+            "at_peak": {"event": 5, "cells": [100, 100, 99, 50, 1, 0, -1]},
+            "at_failure": None,
+            "at_end": {"event": 9, "cells": [0, -1, 10, 10, 10, 10, 10]},
+            "heat": {"band_pages": 1, "events": [5, 9],
+                     "held": [[100, 0], [100, 100]],
+                     "requested": [[40, -1], [100, 20]]}},
+    }
+    result.update(changes)
+    return result
+
+
+def switching_result(policy="quire", **changes):
+    """As model_switching prints it."""
+    step = {"do": "load", "workload": "w", "peak_requested": 90,
+            "peak_reserved": 100, "headroom": 24, "failure": None}
+    result = {
+        "scenario": "day", "class": "tight", "policy": policy,
+        "validated": True, "strategy": "keep", "device_memory": 124,
+        "as_good_as_can_be": True, "switches": 2, "switches_survived": 2,
+        "capacity_failures": 0, "fragmentation_failures": 0,
+        "peak_requested": 90, "peak_reserved": 100, "ratio": 1.1,
+        "driver_calls": 7, "virtual_ms": 1.5, "bytes_loaded": 90,
+        "seconds_to_switch": {"mean": 0.5, "worst": 1.0},
+        "seconds_to_first_token": {"mean": 0.25, "worst": 0.5, "count": 2},
+        "idle_share": None, "bytes_copied_in": 5, "bytes_copied_out": 6,
+        "host_memory_peak": 7,
+        "steps": [step, step]}
+    result.update(changes)
+    return result
+
+
+def cache_result(name="contiguous:1", **changes):
+    """One cache, as kv_stress prints it."""
+    cache = {
+        "cache": name, "create_page_us": 29.0, "requests_served": 4,
+        "requests_per_virtual_second": 2.5, "preempted_requests": 0,
+        "mean_running": 1.5, "waste_ratio": 1.25, "peak_held_bytes": 1 << 22,
+        "driver_calls_on_critical_path": 3,
+        "driver_calls_off_critical_path": 1, "decode_steps": 9,
+        "decode_steps_waiting": 2}
+    cache.update(changes)
+    return cache
+
+
+def bench_result():
+    return {"machine": "a machine", "date": "2026-01-01", "load": "0",
+            "mimalloc": "2", "sections": [
+                {"name": "hit", "title": "t", "method": "m", "figures": [
+                    {"name": "f", "unit": "ns", "quire": 3.0, "mimalloc": None,
+                     "aim": 2.0, "bar": 2.5, "verdict": "missed"}]}]}
+
+
+def all_records():
+    made = records.make("fragmentation_stress", ["fragmentation_stress", "x"],
+                        7, [stress_result(), stress_result("pytorch")])
+    made += records.make("model_switching", ["model_switching"], None,
+                         [switching_result(), switching_result("bfc")])
+    made += records.make("kv_stress", ["kv_stress"], 7, [{
+        "kv_memory_bytes": 1 << 30, "requests": 4, "trace": "", "model": "",
+        "caches": [cache_result(), cache_result("static")]}])
+    made += records.make("allocator_bench", ["allocator_bench"], 7,
+                         [bench_result()])
+    return made
+
+
+def spoil(value, text):
+    """The same with every text replaced, those that name a format apart."""
+    if isinstance(value, dict):
+        return {key: one if key in ("format", "experiment")
+                else spoil(one, text) for key, one in value.items()}
+    if isinstance(value, list):
+        return [spoil(one, text) for one in value]
+    return text if isinstance(value, str) else value
+
+
+class PageTest(unittest.TestCase):
+
+    def test_is_sound(self):
+        checker = page_checker.check(document.to_html(all_records(), "T"))
+        self.assertEqual(checker.problems, [])
+        self.assertGreaterEqual(checker.tags["svg"], 10)
+        told = " ".join(checker.texts)
+        for part in ("Verdicts", "Page map", "Fragmentation heat map",
+                     "Memory over time", "Model switching: day", "KV caches",
+                     "Allocator benchmarks", "2026-01-01"):
+            self.assertIn(part, told)
+
+    def test_texts_of_files_stay_texts(self):
+        made = spoil(all_records(), HOSTILE)
+        checker = page_checker.check(document.to_html(made, HOSTILE))
+        self.assertEqual(checker.problems, [])
+        self.assertIn("<script>alert(1)</script>", " ".join(checker.texts))
+
+    def test_markdown_keeps_its_columns(self):
+        made = spoil(all_records(), HOSTILE)
+        text = document.to_markdown(made, HOSTILE)
+        self.assertNotIn("<script>", text)
+        self.assertNotIn("<img", text)
+        columns = None
+        for line in text.split("\n"):
+            self.assertFalse(line.startswith("# h"))
+            if not line.startswith("|"):
+                columns = None
+                continue
+            count = line.replace("\\\\", "").replace("\\|", "").count("|")
+            self.assertEqual(count, columns or count, line)
+            columns = count
+
+    def test_the_checker_sees_what_is_wrong(self):
+        sound = document.to_html(all_records(), "T")
+        for spoiled, problem in (
+                (sound.replace("</main>", "<script></script></main>"),
+                 "<script>"),
+                (sound.replace('href="#content"', 'href="https://x/"'),
+                 "href='https://x/'"),
+                (sound.replace("<caption>", "<b>").replace("</caption>",
+                                                           "</b>"), "caption"),
+                (sound.replace("<h2", "<h4").replace("</h2", "</h4"), "<h4>"),
+                (sound.replace('scope="row"', ""), "scope"),
+                (sound.replace('role="img"', ""), "neither hidden nor named"),
+                (sound.replace("<desc", "<g").replace("</desc", "</g"),
+                 "title and description"),
+                (sound.replace("</style>", "a{background:url(x)}</style>"),
+                 "style")):
+            with self.subTest(problem):
+                self.assertIn(problem,
+                              " ".join(page_checker.check(spoiled).problems))
+
+    def test_odd_records_make_a_sound_page(self):
+        bare = stress_result()
+        for name in ("timeline", "page_map", "steady_state", "rank", "title"):
+            del bare[name]
+        empty = stress_result(timeline=[], page_map={
+            "page_size": 1, "cell_pages": 1, "at_peak": {"event": 0,
+                                                         "cells": []},
+            "heat": {"band_pages": 1, "held": [[]], "requested": [[]]}})
+        ragged = stress_result("pytorch", oom=True, timeline=[
+            {"event": 0, "requested": 0, "reserved": 0}], first_oom={
+                "event": 3, "size": 5, "largest_allocatable": 1,
+                "kind": "fragmentation"})
+        for results in ([bare], [empty], [bare, ragged], [ragged, bare, empty],
+                        [stress_result(peak_requested=0, ratio=0)]):
+            lines = [json.dumps(result) for result in results]
+            made = read_text("\n".join(lines))
+            self.assertEqual(
+                page_checker.check(document.to_html(made, "T")).problems, [])
+            document.to_markdown(made, "T")
+
+
+def read_text(text):
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl",
+                                     encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        return records.read(file.name)
+
+
+class RecordsTest(unittest.TestCase):
+
+    def test_come_back_as_they_were(self):
+        made = all_records()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "r.jsonl"
+            records.write(path, made)
+            self.assertEqual(len(path.read_text("utf-8").splitlines()),
+                             len(made))
+            self.assertEqual(records.read(path), made)
+
+    def test_take_what_programs_print(self):
+        for experiment, result in (
+                ("fragmentation_stress", stress_result()),
+                ("model_switching", switching_result()),
+                ("kv_stress", {"kv_memory_bytes": 1, "requests": 1,
+                               "caches": [cache_result()]}),
+                ("allocator_bench", bench_result())):
+            for text in (json.dumps([result], indent=1), json.dumps(result)):
+                made = read_text(text)
+                self.assertEqual([r["experiment"] for r in made], [experiment])
+
+    def test_every_wrong_field_is_named(self):
+        def paths(value, path=()):
+            yield path
+            items = (value.items() if isinstance(value, dict) else
+                     enumerate(value) if isinstance(value, list) else ())
+            for key, one in items:
+                yield from paths(one, path + (key,))
+
+        tried = 0
+        each = {record["experiment"]: record for record in all_records()}
+        for record in each.values():
+            for path in paths(record["result"]):
+                for wrong in ("text", -5, None):
+                    spoiled = copy.deepcopy(record)
+                    place, rest = spoiled, ("result",) + path
+                    for key in rest[:-1]:
+                        place = place[key]
+                    place[rest[-1]] = wrong
+                    # Either it is refused by name, or the page is sound.
+                    try:
+                        made = read_text(json.dumps(spoiled))
+                    except records.RecordError as error:
+                        self.assertIn(".jsonl", str(error))
+                        continue
+                    tried += 1
+                    text = document.to_html(made, "T")
+                    if tried % 20 == 0:
+                        self.assertEqual(page_checker.check(text).problems, [])
+                    document.to_markdown(made, "T")
+        self.assertGreater(tried, 50)
+
+    def test_refusals_say_where(self):
+        good = json.dumps(all_records()[0])
+        for text, message in (
+                ("", "nothing in it"),
+                (good + "\n{\n", "line 2: no JSON"),
+                (good + "\n" + good.replace("fragmentation_stress", "x"),
+                 "line 2: neither a record"),
+                (good.replace('"version": 1', '"version": 9'), "version"),
+                ('{"a": NaN}', "NaN"),
+                ("[" * 100000, "no JSON"),
+                ('{"a": 1}', "neither a record"),
+                (good.replace('"policy": "quire"', '"policy": "\\ud800"'),
+                 "no valid Unicode"),
+                (good.replace('"events": 10', '"events": "10"'),
+                 "fragmentation_stress.events is no whole number")):
+            with self.subTest(message):
+                with self.assertRaisesRegex(records.RecordError, message):
+                    read_text(text)
+        with self.assertRaisesRegex(records.RecordError, "cannot be read"):
+            records.read("/nowhere/none.json")
+
+
+class FindingsTest(unittest.TestCase):
+
+    def test_tell_where_others_win(self):
+        told = findings.of_fragmentation([
+            stress_result(ratio=1.01),
+            stress_result("pytorch", ratio=1.2,
+                          first_iteration={"driver_calls": 4,
+                                           "virtual_ms": 1.0},
+                          steady_state={"driver_calls": 0, "virtual_ms": 0}),
+            stress_result("gmlake", ratio=1.001, validated=False)])
+        self.assertEqual(told, [
+            "All survived.",
+            "gmlake (unvalidated) holds least memory: 1.0010 times what was "
+            "asked for. Quire has 1.0100 times what was asked for.",
+            "pytorch calls the driver least: 4 calls. Quire has 10 calls.",
+            "pytorch spends least virtual time: 1.0 ms. Quire has 3.0 ms.",
+            "pytorch calls the driver least in the steady state: 0 calls. "
+            "Quire has 2 calls."])
+
+    def test_tell_who_died_and_why(self):
+        failure = {"event": 1234, "size": 1 << 20, "largest_allocatable": 512,
+                   "kind": "fragmentation", "phases_before": ["load", "run1"]}
+        told = findings.of_fragmentation([
+            stress_result(), stress_result("bfc", oom=True,
+                                           first_oom=failure)])
+        self.assertEqual(told, [
+            "Survivors: quire.",
+            "bfc ran out of memory for fragmentation at event 1,234 in phase "
+            "run1: 1.00 MiB were asked for, 512 B could be had at most."])
+        told = findings.of_fragmentation([stress_result(oom=True)])
+        self.assertEqual(told, ["Nobody survived."])
+
+    def test_switching_tells_capacity_from_fragmentation(self):
+        died = {"as_good_as_can_be": False, "fragmentation_failures": 1}
+        told = findings.of_switching([
+            switching_result(), switching_result("pytorch", **died)])
+        self.assertEqual(told, [
+            "Survived every switch: quire, keep.",
+            "Failed for fragmentation, though the day fits: pytorch, keep."])
+        told = findings.of_switching([
+            switching_result(**{"class": "infeasible"})])
+        self.assertIn("cannot fit", told[0])
+
+
+class PartsTest(unittest.TestCase):
+
+    def test_occupancy_classes(self):
+        names = [None if charts.occupancy_class(percent) is None
+                 else charts.OCCUPANCY[charts.occupancy_class(percent)][0]
+                 for percent in (-1, 0, 1, 49, 50, 89, 90, 99, 100)]
+        self.assertEqual(names, [
+            None, "empty", "under half full", "under half full",
+            "half full to 90 %", "half full to 90 %", "90 % to nearly full",
+            "90 % to nearly full", "full"])
+
+    def test_figures(self):
+        self.assertEqual(tables.format_bytes(1023), "1023 B")
+        self.assertEqual(tables.format_bytes(3 << 30), "3.00 GiB")
+        self.assertEqual(tables.join_words(["a", "b", "c"]), "a, b and c")
+        self.assertEqual(progress.remaining(10, 1, 4), "30 s")
+        self.assertEqual(progress.remaining(600, 1, 2), "10 min")
+        self.assertEqual(progress.remaining(1, 0, 4), "?")
+
+    def test_nothing_is_drawn_without_a_terminal(self):
+        stream = io.StringIO()
+        line = progress.ProgressLine(stream)
+        line.update("x", 1, 2)
+        line.clear()
+        self.assertEqual(stream.getvalue(), "")
+
+
+def report(*arguments):
+    return subprocess.run([str(SCRIPT), *map(str, arguments)],
+                          capture_output=True, text=True, check=False)
+
+
+class ScriptTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_runs_and_makes_the_same_page_again(self):
+        if not PROGRAMS:
+            self.skipTest("no folder of programs was given")
+        page = self.folder / "a.html"
+        ran = report("--experiment", "fragmentation_stress", "--load", "churn",
+                     "against-pytorch", "--events", 2000, "--live", "256MiB",
+                     "--device-memory", "300MiB", "--seed", 3, "--looks", 12,
+                     "--policies", "quire,pytorch,gmlake", "--repeat", 2,
+                     "--build", PROGRAMS, "--output", page)
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        lines = (self.folder / "a.jsonl").read_text("utf-8").splitlines()
+        self.assertEqual(len(lines), 6)
+        for line in map(json.loads, lines):
+            self.assertEqual(line["seed"], 3)
+            self.assertIn("--events", line["command"])
+            drawn = line["result"]["page_map"]
+            held = sum(cell >= 0 for cell in drawn["at_end"]["cells"])
+            self.assertEqual(
+                held * drawn["cell_pages"] * drawn["page_size"],
+                line["result"]["at_end"]["reserved"])
+        text = page.read_text("utf-8")
+        self.assertEqual(page_checker.check(text).problems, [])
+        again = self.folder / "b.html"
+        ran = report("--from", self.folder / "a.jsonl", "--output", again,
+                     "--markdown", self.folder / "b.md")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertEqual(again.read_text("utf-8"), text)
+        self.assertIn("| quire |", (self.folder / "b.md").read_text("utf-8"))
+
+    def test_plots(self):
+        have = subprocess.run(
+            [SCRIPT.read_text("utf-8").split("\n")[0][2:], "-c",
+             "import matplotlib"], capture_output=True, check=False)
+        if have.returncode != 0:
+            self.skipTest("matplotlib is not installed")
+        source = self.folder / "r.jsonl"
+        records.write(source, all_records())
+        ran = report("--from", source, "--output", self.folder / "p.html",
+                     "--plots", self.folder / "plots")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        names = sorted(p.name for p in (self.folder / "plots").iterdir())
+        self.assertIn("fragmentation-t.csv-timeline.png", names)
+        self.assertIn("fragmentation-t.csv-quire-heat.svg", names)
+        self.assertIn("switching-day-keep.png", names)
+        for path in (self.folder / "plots").glob("*.png"):
+            self.assertTrue(path.read_bytes().startswith(b"\x89PNG"))
+
+    def test_errors(self):
+        bad = self.folder / "bad.jsonl"
+        bad.write_text("{", encoding="utf-8")
+        output = ("--output", self.folder / "x.html")
+        for arguments, status, message in (
+                (("--experiment", "life"), 2, "invalid choice"),
+                (("--experiment", "fragmentation_stress"), 2, "--trace"),
+                (("--looks", "0"), 2, "--looks"),
+                (("--from", bad), 1, "bad.jsonl: line 1: no JSON"),
+                (("--from", self.folder / "none"), 1, "none: cannot be read"),
+                (("--experiment", "model_switching"), 1, "--scenarios"),
+                (("--experiment", "kv_stress", "--build", self.folder), 1,
+                 "build it first")):
+            with self.subTest(arguments):
+                ran = report(*arguments, *output)
+                self.assertEqual(ran.returncode, status, ran.stderr)
+                self.assertIn(message, ran.stderr)
+                self.assertFalse((self.folder / "x.html").exists())
+
+    def test_a_program_that_fails_is_named(self):
+        if not PROGRAMS:
+            self.skipTest("no folder of programs was given")
+        ran = report("--experiment", "fragmentation_stress", "--load", "life",
+                     "--build", PROGRAMS, "--output", self.folder / "x.html")
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("there are churn", ran.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
