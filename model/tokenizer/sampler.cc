@@ -84,6 +84,11 @@ absl::StatusOr<TokenId> Sampler::Sample(std::span<const float> logits,
     }
   }
 
+  for (const TokenId token : options_.suppressed_tokens) {
+    if (token < 0 || static_cast<size_t>(token) >= logits.size()) continue;
+    scores_[static_cast<size_t>(token)] = kNever;
+  }
+
   const auto best = std::max_element(scores_.begin(), scores_.end());
   if (best == scores_.end() || *best == kNever) {
     return absl::InternalError(

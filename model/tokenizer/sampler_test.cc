@@ -101,6 +101,18 @@ TEST(Sampler, NeverChoosesNan) {
   EXPECT_GT(counts[4], 0);
 }
 
+TEST(Sampler, NeverChoosesSuppressedTokens) {
+  SamplingOptions options;
+  // One of them is outside the vocabulary.
+  options.suppressed_tokens = {2, 0, 99};
+  EXPECT_EQ(Sample(options, {5, 1, 9, 3}), 3);
+  options.temperature = 1;
+  EXPECT_EQ(Draw(options, {5, 1, 9, -kInf}, 50),
+            std::vector<int>({0, 50, 0, 0}));
+  options.suppressed_tokens = {0, 1};
+  EXPECT_FALSE(Sampler(options).Sample(std::vector<float>{1, 2}, {}).ok());
+}
+
 TEST(Sampler, SharesBetweenInfiniteLogits) {
   SamplingOptions options;
   options.temperature = 1;

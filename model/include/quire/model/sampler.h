@@ -15,7 +15,8 @@
 namespace quire {
 
 // The names and meanings are those of vLLM and transformers. Applied in this
-// order: repetition penalty, temperature, top-k, top-p, min-p.
+// order: suppressed tokens, repetition penalty, temperature, top-k, top-p,
+// min-p.
 struct SamplingOptions {
   double temperature = 0;         // 0: greedy, the first of equal largest
   int64_t top_k = 0;              // 0: all
@@ -23,6 +24,7 @@ struct SamplingOptions {
   double min_p = 0;               // [0, 1]; relative to the largest probability
   double repetition_penalty = 1;  // > 0; over prompt and output
   uint64_t seed = 0;
+  std::vector<TokenId> suppressed_tokens;  // never chosen
 
   // kInvalidArgument that names the option outside its range.
   absl::Status Validate() const;
