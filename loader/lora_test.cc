@@ -57,9 +57,9 @@ class LoraTest : public testing::Test {
         size *= dimension;
         shape += (shape.empty() ? "" : ",") + std::to_string(dimension);
       }
-      header += (end == 0 ? "" : ",") + Entry(tensor.name, tensor.dtype,
-                                              "[" + shape + "]",
-                                              Offsets(end, end + size));
+      header += (header.size() == 1 ? "" : ",") +
+                Entry(tensor.name, tensor.dtype, "[" + shape + "]",
+                      Offsets(end, end + size));
       end += size;
     }
     folder_.Write("adapter_model.safetensors", Safetensors(header + "}", end));

@@ -258,6 +258,58 @@ class VerbTest(unittest.TestCase):
             self.assertEqual(speed["kv_cache"], flags[0])
             self.assertGreater(speed["prompt_tokens_per_second"], 0)
 
+    def test_adapters_are_chosen_for_each_sequence(self):
+        case = golden_case("lora-patterns")
+        expect = json.loads((case / "expect.json").read_text())
+        tokens = ",".join(map(str, expect["prompt"]))
+        arguments = ["generate", case, "--max-new-tokens",
+                     len(expect["greedy"]), "--json", *EXACT]
+        adapter = ["--adapter", case / "adapter"]
+        answer = self.run_json(*arguments, "--tokens", tokens, *adapter)
+        self.assertEqual(answer["tokens"], expect["greedy"])
+        base = self.run_json(*arguments, "--tokens", tokens)
+        self.assertNotEqual(base["tokens"], expect["greedy"])
+        both = self.run_json(*arguments, "--tokens", tokens, "--tokens", tokens,
+                             *adapter, "--adapter", "none")
+        self.assertEqual([s["tokens"] for s in both["sequences"]],
+                         [expect["greedy"], base["tokens"]])
+        result = run(*arguments, "--tokens", tokens, *adapter, *adapter)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        plan = self.run_json("plan", case, *adapter, "--json",
+                             "--device-memory", "64MiB")
+        self.assertEqual(plan["adapters"][0]["name"], "adapter")
+        self.assertGreater(plan["adapters"][0]["bytes"], 0)
+
+    def test_an_adapter_that_is_none_is_refused_in_one_line(self):
+        case = golden_case("lora-patterns")
+        for folder, mention in ((case, "adapter_config.json"),
+                                (self.folder / "nowhere", "nowhere")):
+            for verb in (["logits", "--output", self.folder / "out.npy"],
+                         ["generate"]):
+                result = run(*verb, case, "--tokens", "1,2", "--adapter",
+                             folder, *EXACT)
+                self.assertEqual(result.returncode, 1, result.stderr)
+                self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+                self.assertIn(mention, result.stderr)
+
+    def test_the_model_says_how_to_sample_where_the_user_does_not(self):
+        for file in golden_case("gptq").iterdir():
+            (self.folder / file.name).write_bytes(file.read_bytes())
+        (self.folder / "generation_config.json").write_text(json.dumps(
+            {"do_sample": True, "temperature": 1.5, "max_new_tokens": 9,
+             "max_length": 8, "eos_token_id": 2}))
+        arguments = ["generate", self.folder, "--tokens", "1,2,3", "--json",
+                     "--ignore-eos", *EXACT]
+        seeds = [self.run_json(*arguments, "--seed", seed)["tokens"]
+                 for seed in range(6)]
+        self.assertEqual({len(tokens) for tokens in seeds}, {8 - 3})
+        self.assertGreater(len({tuple(tokens) for tokens in seeds}), 1)
+        greedy = [self.run_json(*arguments, "--seed", seed, "--temperature",
+                                "0", "--max-new-tokens", "12")["tokens"]
+                  for seed in range(2)]
+        self.assertEqual(greedy[0], greedy[1])
+        self.assertEqual(len(greedy[0]), 12)
+
     def test_a_seed_decides_the_sample(self):
         case = golden_case("gptq")
         arguments = ["generate", case, "--tokens", "1,2,3", "--max-new-tokens",

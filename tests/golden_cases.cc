@@ -67,6 +67,8 @@ GoldenCase ReadGoldenCase(const fs::path& folder) {
   result.model = expect.contains("model")
                      ? folder / expect.at("model").get<std::string>()
                      : folder;
+  if (expect.contains("adapter"))
+    result.adapter = folder / expect.at("adapter").get<std::string>();
   result.prompt = expect.at("prompt").get<std::vector<TokenId>>();
   result.greedy = expect.at("greedy").get<std::vector<TokenId>>();
   result.rtol = expect.at("rtol").get<double>();

@@ -16,7 +16,8 @@ namespace quire {
 struct GoldenCase {
   std::string name;
   std::filesystem::path folder;
-  std::filesystem::path model;  // the folder, or the file in it
+  std::filesystem::path model;    // the folder, or the file in it
+  std::filesystem::path adapter;  // empty: none
   std::vector<TokenId> prompt;
   std::vector<TokenId> greedy;
   double rtol = 0;

@@ -44,12 +44,14 @@ std::unique_ptr<Session> Open(const fs::path& folder,
 // The continuations of `prompts`, decoded as one batch.
 std::vector<std::vector<TokenId>> Continue(
     Session& session, const std::vector<std::vector<TokenId>>& prompts,
-    uint64_t new_tokens, uint32_t max_sequences = 64) {
-  Engine engine(&session.decoder(), &session.cache(), max_sequences);
+    uint64_t new_tokens, uint32_t max_sequences = 64, AdapterId adapter = {}) {
+  Engine engine(&session.decoder(), &session.cache(), max_sequences,
+                &session.adapters());
   for (const auto& prompt : prompts) {
     Request request;
     request.prompt = prompt;
     request.max_new_tokens = new_tokens;
+    request.adapter = adapter;
     EXPECT_TRUE(engine.Add(std::move(request)).ok());
   }
   const absl::Status status = engine.RunToCompletion();
@@ -76,19 +78,26 @@ void CheckCase(const fs::path& folder, uint32_t layers_per_row) {
   const GoldenCase golden = ReadGoldenCase(folder);
   SessionOptions options = ExactOptions();
   options.layers_per_row = layers_per_row;
+  if (!golden.adapter.empty())
+    options.adapters.push_back({"golden", golden.adapter});
   const std::unique_ptr<Session> session = Open(golden.model, options);
   ASSERT_NE(session, nullptr);
+  const AdapterId adapter =
+      session->adapters().Find("golden").value_or(AdapterId());
   std::vector<float> logits;
-  const absl::Status status =
-      session->ComputeLogits(golden.prompt, [&](std::span<const float> rows) {
+  const absl::Status status = session->ComputeLogits(
+      golden.prompt,
+      [&](std::span<const float> rows) {
         logits.insert(logits.end(), rows.begin(), rows.end());
         return absl::OkStatus();
-      });
+      },
+      adapter);
   ASSERT_TRUE(status.ok()) << status;
   ASSERT_EQ(logits.size(), golden.logits.size());
   EXPECT_LE(RelativeError(logits, golden.logits), golden.rtol);
-  EXPECT_EQ(Continue(*session, {golden.prompt}, golden.greedy.size())[0],
-            golden.greedy);
+  EXPECT_EQ(
+      Continue(*session, {golden.prompt}, golden.greedy.size(), 1, adapter)[0],
+      golden.greedy);
 }
 
 std::string CaseName(const testing::TestParamInfo<fs::path>& info) {
@@ -118,13 +127,13 @@ TEST_P(SharedGoldenTest, LogitsAndTokensAreThoseOfTransformers) {
   CheckCase(GetParam(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Cases, SharedGoldenTest,
-    testing::ValuesIn(FindGoldenCases(kSharedCases,
-                                      {"plain-", "gptq-w", "gptq-dynamic",
-                                       "arch-smollm2", "arch-llama3-rope",
-                                       "arch-llama-linear-rope", "arch-qwen"})),
-    CaseName);
+INSTANTIATE_TEST_SUITE_P(Cases, SharedGoldenTest,
+                         testing::ValuesIn(FindGoldenCases(
+                             kSharedCases,
+                             {"plain-", "gptq-w", "gptq-dynamic",
+                              "arch-smollm2", "arch-llama3-rope",
+                              "arch-llama-linear-rope", "arch-qwen", "lora-"})),
+                         CaseName);
 // Where the set is not there.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SharedGoldenTest);
 

@@ -2,13 +2,16 @@
 
 #include <CLI/Option.hpp>
 #include <CLI/Validators.hpp>
+#include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <map>
 #include <string_view>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "model/cli/memory_output.h"
+#include "model/cli/output.h"
 
 namespace quire {
 
@@ -81,6 +84,56 @@ void AddDeviceOptions(CLI::App* app, DeviceOptions* options) {
                        : text + " is no power of two from 4KiB on";
           },
           "POWER OF TWO"));
+}
+
+CLI::Option* AddAdapterOption(CLI::App* app, std::vector<std::string>* folders,
+                              const std::string& help) {
+  return app->add_option("--adapter", *folders, help)->allow_extra_args(false);
+}
+
+std::vector<AdapterSource> NameAdapters(
+    const std::vector<std::string>& folders) {
+  std::vector<AdapterSource> sources;
+  const auto has = [&](std::string AdapterSource::*field,
+                       const std::string& value) {
+    return std::any_of(
+        sources.begin(), sources.end(),
+        [&](const AdapterSource& source) { return source.*field == value; });
+  };
+  for (const std::string& folder : folders) {
+    if (has(&AdapterSource::folder, folder)) continue;
+    std::filesystem::path path(folder);
+    if (path.filename().empty()) path = path.parent_path();
+    std::string last = path.filename().string();
+    if (last.empty()) last = "adapter";
+    std::string name = last;
+    for (int number = 2; has(&AdapterSource::name, name); ++number)
+      name = absl::StrCat(last, "-", number);
+    sources.push_back({name, folder});
+  }
+  return sources;
+}
+
+absl::StatusOr<AdapterId> FindAdapter(const AdapterSet& adapters,
+                                      const std::string& folder) {
+  for (const AdapterInfo& adapter : adapters.List())
+    if (adapter.folder == folder) return adapter.id;
+  return absl::NotFoundError(
+      absl::StrCat(folder, ": no adapter was loaded from there"));
+}
+
+void PrintModelWarnings(const Session& session) {
+  // Where OneComp leaves an adapter that belongs to the model.
+  const std::string beside = session.checkpoint().folder() + "/lora_adapter";
+  std::error_code ignored;
+  if (session.adapters().List().empty() &&
+      std::filesystem::exists(beside + "/adapter_config.json", ignored))
+    PrintWarning(absl::StrCat("the adapter in ", beside,
+                              " is not applied; --adapter applies it"));
+  for (const std::string& warning : session.weights().warnings())
+    PrintWarning(warning);
+  for (const AdapterInfo& adapter : session.adapters().List())
+    for (const std::string& warning : adapter.warnings) PrintWarning(warning);
 }
 
 void AddSessionOptions(CLI::App* app, SessionOptions* options) {

@@ -30,6 +30,18 @@ void AddDeviceOptions(CLI::App* app, DeviceOptions* options);
 // --kv-cache, --block-size, --swap-space: of verbs that run a model and need no memory beside
 // what the session has, since a paged cache takes all of it.
 void AddKvCacheOptions(CLI::App* app, SessionOptions* options);
+// --adapter: folders of LoRA adapters.
+CLI::Option* AddAdapterOption(CLI::App* app, std::vector<std::string>* folders,
+                              const std::string& help);
+// The distinct adapters among `folders`, each under a name of its own: the last
+// part of its folder, with a number where another one has that.
+std::vector<AdapterSource> NameAdapters(
+    const std::vector<std::string>& folders);
+// The resident adapter that was loaded from `folder`.
+absl::StatusOr<AdapterId> FindAdapter(const AdapterSet& adapters,
+                                      const std::string& folder);
+// What the opened model and its adapters have to say.
+void PrintModelWarnings(const Session& session);
 // The options of every verb that runs a model: the device's, --threads,
 // --kv-dtype, --activations, --max-num-seqs, --max-model-len,
 // --max-num-batched-tokens, --layers-per-row.

@@ -1,5 +1,6 @@
 // quire generate
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -19,23 +20,33 @@
 #include "model/tokenizer/stop_checker.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/engine.h"
+#include "quire/model/generation_config.h"
 #include "quire/model/tokenizer.h"
 
 namespace quire {
 namespace {
 
+// Where neither the command line nor the model says.
+constexpr uint64_t kDefaultNewTokens = 64;
+
 struct GenerateOptions {
   std::string model;
   std::vector<std::string> prompts;
   std::vector<std::string> tokens;
-  uint64_t max_new_tokens = 64;
+  uint64_t max_new_tokens = kDefaultNewTokens;
+  bool max_new_tokens_given = false;
   bool ignore_eos = false;
   std::vector<std::string> stop;
+  std::vector<std::string> adapters;  // of all sequences, or one for each
   SamplingOptions sampling;
+  bool sampling_given = false;  // any of it but the seed
   SessionOptions session;
   MemoryOutputOptions memory;
   bool json = false;
 };
+
+// In place of an adapter's folder.
+constexpr char kNoAdapter[] = "none";
 
 struct Prompt {
   std::string title;
@@ -100,6 +111,32 @@ absl::StatusOr<std::vector<TokenId>> EosTokens(const Session& session,
   return tokens;
 }
 
+// The adapter of each of `count` sequences.
+absl::StatusOr<std::vector<AdapterId>> ChooseAdapters(
+    const std::vector<std::string>& chosen, const AdapterSet& adapters,
+    size_t count) {
+  std::vector<AdapterId> ids(count);
+  if (chosen.empty()) return ids;
+  for (size_t i = 0; i < count; ++i) {
+    const std::string& folder = chosen.size() == 1 ? chosen[0] : chosen[i];
+    if (folder == kNoAdapter) continue;
+    QUIRE_ASSIGN_OR_RETURN(ids[i], FindAdapter(adapters, folder));
+  }
+  return ids;
+}
+
+// What is not given is the model's own, as far as it fits in a sequence.
+uint64_t NewTokens(const GenerateOptions& options,
+                   const GenerationConfig& config, Session& session,
+                   uint64_t prompt) {
+  if (options.max_new_tokens_given) return options.max_new_tokens;
+  uint64_t tokens = config.max_new_tokens.value_or(kDefaultNewTokens);
+  if (config.max_length)
+    tokens = std::min(tokens, SaturatingSubtract(*config.max_length, prompt));
+  return std::min(tokens, SaturatingSubtract(
+                              session.cache().max_sequence_length(), prompt));
+}
+
 nlohmann::json CompletionJson(const Completion& completion,
                               const nlohmann::json& text) {
   return {{"tokens", completion.tokens},
@@ -136,29 +173,41 @@ absl::Status Generate(GenerateOptions options) {
                          ReadPrompts(options, text));
 
   options.session.streaming.progress = LoadProgressLine();
+  std::vector<std::string> folders = options.adapters;
+  std::erase(folders, kNoAdapter);
+  options.session.adapters = NameAdapters(folders);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(options.model, options.session));
-  for (const std::string& warning : session->weights().warnings())
-    PrintWarning(warning);
+  PrintModelWarnings(*session);
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::vector<AdapterId> adapters,
+      ChooseAdapters(options.adapters, session->adapters(), prompts.size()));
 
   std::vector<TokenId> eos_tokens;
   if (!options.ignore_eos) {
     QUIRE_ASSIGN_OR_RETURN(eos_tokens, EosTokens(*session, text));
   }
 
+  QUIRE_ASSIGN_OR_RETURN(const GenerationConfig generation,
+                         ParseGenerationConfig(session->checkpoint()));
+  const SamplingOptions& sampling =
+      options.sampling_given ? options.sampling : generation.sampling;
+
   StreamView view(prompts.size(), !options.json && IsInteractive());
   std::vector<OutputText> outputs;
   for (size_t i = 0; i < prompts.size(); ++i)
     outputs.emplace_back(text, options.stop);
   Engine engine(&session->decoder(), &session->cache(),
-                options.session.max_sequences);
+                options.session.max_sequences, &session->adapters());
   for (size_t i = 0; i < prompts.size(); ++i) {
     Request request;
     request.prompt = prompts[i].tokens;
-    request.max_new_tokens = options.max_new_tokens;
-    request.sampling = options.sampling;
+    request.max_new_tokens =
+        NewTokens(options, generation, *session, request.prompt.size());
+    request.sampling = sampling;
     // Each sequence draws its own numbers.
     request.sampling.seed = options.sampling.seed + i;
+    request.adapter = adapters[i];
     request.eos_tokens = eos_tokens;
     request.on_token = [&, i](TokenId token) {
       const StopChecker::Step step = outputs[i].Push(token);
@@ -179,6 +228,30 @@ absl::Status Generate(GenerateOptions options) {
   return WriteMemoryOutput(options.memory, *session);
 }
 
+// Those that decide how tokens are chosen, --seed not among them.
+std::vector<CLI::Option*> AddSamplingOptions(CLI::App* verb,
+                                             SamplingOptions* sampling) {
+  verb->add_option("--seed", sampling->seed, "Of the random numbers")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  const std::vector<CLI::Option*> options = {
+      verb->add_option("--temperature", sampling->temperature,
+                       "0: the likeliest token each time. With none of these "
+                       "options, as the model's generation_config.json says"),
+      verb->add_option("--top-k", sampling->top_k,
+                       "Choose among so many likeliest tokens; 0: all"),
+      verb->add_option(
+          "--top-p", sampling->top_p,
+          "Choose among the likeliest tokens of this total probability"),
+      verb->add_option("--min-p", sampling->min_p,
+                       "Leave out tokens below this part of the likeliest's "
+                       "probability"),
+      verb->add_option("--repetition-penalty", sampling->repetition_penalty,
+                       "Above 1 makes tokens already there less likely")};
+  for (CLI::Option* const option : options) option->capture_default_str();
+  return options;
+}
+
 }  // namespace
 
 void AddGenerateVerb(CLI::App* app, Action* chosen) {
@@ -196,10 +269,11 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
       verb->add_option("--tokens", options->tokens,
                        "Token ids to continue, 1,2,3; once per sequence");
   tokens->allow_extra_args(false)->check(kTokenList);
-  verb->add_option("--max-new-tokens", options->max_new_tokens,
-                   "Tokens to add at most")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  CLI::Option* max_new_tokens = verb->add_option(
+      "--max-new-tokens", options->max_new_tokens,
+      "Tokens to add at most; else what the model's generation_config.json "
+      "says");
+  max_new_tokens->check(CLI::NonNegativeNumber)->capture_default_str();
   verb->add_flag("--ignore-eos", options->ignore_eos,
                  "Go on after the end of the text");
   verb->add_option("--stop", options->stop,
@@ -210,36 +284,30 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
             return value.empty() ? "a stop string cannot be empty" : "";
           },
           "TEXT"));
-  SamplingOptions& sampling = options->sampling;
-  verb->add_option("--temperature", sampling.temperature,
-                   "0: the likeliest token each time")
-      ->capture_default_str();
-  verb->add_option("--top-k", sampling.top_k,
-                   "Choose among so many likeliest tokens; 0: all")
-      ->capture_default_str();
-  verb->add_option(
-          "--top-p", sampling.top_p,
-          "Choose among the likeliest tokens of this total probability")
-      ->capture_default_str();
-  verb->add_option("--min-p", sampling.min_p,
-                   "Leave out tokens below this part of the likeliest's "
-                   "probability")
-      ->capture_default_str();
-  verb->add_option("--repetition-penalty", sampling.repetition_penalty,
-                   "Above 1 makes tokens already there less likely")
-      ->capture_default_str();
-  verb->add_option("--seed", sampling.seed, "Of the random numbers")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  const std::vector<CLI::Option*> sampling =
+      AddSamplingOptions(verb, &options->sampling);
   verb->add_flag("--json", options->json,
                  "{\"tokens\": [...], \"text\": ...}; {\"sequences\": [...]} "
                  "for several");
+  AddAdapterOption(verb, &options->adapters,
+                   "Folder of a LoRA adapter for all sequences; or one for "
+                   "each in their order, --prompt before --tokens, where "
+                   "'none' is the base model");
   AddSessionOptions(verb, &options->session);
   AddKvCacheOptions(verb, &options->session);
   AddMemoryOutputOptions(verb, &options->memory);
   verb->callback([=] {
     if (prompt->empty() && tokens->empty())
       throw CLI::RequiredError("--prompt or --tokens");
+    const size_t sequences = options->prompts.size() + options->tokens.size();
+    if (options->adapters.size() > 1 && options->adapters.size() != sequences)
+      throw CLI::ValidationError(absl::StrCat(
+          "--adapter: ", options->adapters.size(), " for ", sequences,
+          " sequence(s): one for all, or one for each"));
+    options->max_new_tokens_given = max_new_tokens->count() > 0;
+    options->sampling_given = std::any_of(
+        sampling.begin(), sampling.end(),
+        [](const CLI::Option* option) { return option->count() > 0; });
     RejectBadOptions(options->sampling.Validate());
     *chosen = [=] { return Generate(*options); };
   });

@@ -17,6 +17,7 @@ struct LogitsOptions {
   std::string model;
   std::string tokens;
   std::string output;
+  std::vector<std::string> adapters;  // one at most
   SessionOptions session;
 };
 
@@ -24,16 +25,21 @@ absl::Status Logits(LogitsOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens,
                          ParseTokens(options.tokens));
   options.session.streaming.progress = LoadProgressLine();
+  options.session.adapters = NameAdapters(options.adapters);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(options.model, options.session));
-  for (const std::string& warning : session->weights().warnings())
-    PrintWarning(warning);
+  PrintModelWarnings(*session);
+  AdapterId adapter;
+  if (!options.adapters.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(
+        adapter, FindAdapter(session->adapters(), options.adapters.front()));
+  }
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<NpyWriter> writer,
                          NpyWriter::Create(options.output, tokens.size(),
                                            session->config().vocab_size));
   QUIRE_RETURN_IF_ERROR(session->ComputeLogits(
-      tokens,
-      [&](std::span<const float> rows) { return writer->Append(rows); }));
+      tokens, [&](std::span<const float> rows) { return writer->Append(rows); },
+      adapter));
   return writer->Finish();
 }
 
@@ -52,6 +58,8 @@ void AddLogitsVerb(CLI::App* app, Action* chosen) {
   verb->add_option("--output", options->output,
                    "File to write: [tokens, vocab]")
       ->required();
+  AddAdapterOption(verb, &options->adapters, "Folder of a LoRA adapter")
+      ->expected(1);
   AddSessionOptions(verb, &options->session);
   AddKvCacheOptions(verb, &options->session);
   verb->callback([=] { *chosen = [=] { return Logits(*options); }; });

@@ -21,6 +21,7 @@ using nlohmann::json;
 
 struct PlanOptions {
   std::string model;
+  std::vector<std::string> adapters;
   SessionOptions session;
   uint64_t mean_tokens = 0;
   bool json = false;
@@ -31,6 +32,11 @@ json ToJson(const ModelPlan& plan, const SessionOptions& options) {
   for (const WeightPart& part : plan.parts) {
     parts.push_back(
         {{"module", part.name}, {"device", 0}, {"bytes", part.size.value()}});
+  }
+  json adapters = json::array();
+  for (const WeightPart& adapter : plan.adapters) {
+    adapters.push_back(
+        {{"name", adapter.name}, {"bytes", adapter.size.value()}});
   }
   json batches = json::array();
   for (const PlannedBatch& batch : plan.batches) {
@@ -50,6 +56,7 @@ json ToJson(const ModelPlan& plan, const SessionOptions& options) {
           {"page_size", plan.page_size.value()},
           {"weights", plan.weights.value()},
           {"workspace", plan.workspace.value()},
+          {"adapters", std::move(adapters)},
           {"fixed", plan.fixed.value()},
           {"parameters", plan.parameters},
           {"rule_of_thumb", plan.rule_of_thumb.value()},
@@ -85,7 +92,11 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
                        static_cast<double>(plan.parameters),
                        FormatBytes(plan.rule_of_thumb)));
   line("workspace", FormatBytes(plan.workspace));
-  line("both, in pages", FormatBytes(plan.fixed));
+  for (const WeightPart& adapter : plan.adapters) {
+    line("adapter",
+         absl::StrFormat("%s for %s", FormatBytes(adapter.size), adapter.name));
+  }
+  line("together, in pages", FormatBytes(plan.fixed));
   line("keys and values",
        absl::StrFormat("%s left for %u tokens of %s (%s, %u layers to a row)",
                        FormatBytes(plan.kv), plan.kv_tokens,
@@ -108,7 +119,8 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
   return text;
 }
 
-absl::Status Plan(const PlanOptions& options) {
+absl::Status Plan(PlanOptions options) {
+  options.session.adapters = NameAdapters(options.adapters);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                          Checkpoint::Open(options.model));
   QUIRE_ASSIGN_OR_RETURN(const ModelConfig config,
@@ -130,6 +142,9 @@ void AddPlanVerb(CLI::App* app, Action* chosen) {
   verb->add_option("MODEL", options->model,
                    "Folder, .safetensors or .gguf file")
       ->required();
+  AddAdapterOption(verb, &options->adapters,
+                   "Folder of a LoRA adapter that is to be resident as well; "
+                   "may be repeated");
   AddSessionOptions(verb, &options->session);
   verb->add_option("--mean-tokens", options->mean_tokens,
                    "Of a sequence, to choose a KV layout by; 0: half of the "

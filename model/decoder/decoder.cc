@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "model/adapters/apply_adapter.h"
 #include "model/decoder/layer_runner.h"
 #include "quire/alloc/status_macros.h"
 
@@ -42,11 +43,16 @@ class Decoder::Impl {
 
  private:
   absl::Status Check(std::span<const BatchItem> batch) const;
+  absl::Status CheckAdapter(const Adapter& adapter) const;
   // Finds every token's place before the launch: the function on the stream
   // must not take the cache's locks.
   absl::Status CheckLayout(const KvLayout& layout) const;
   absl::Status Place(std::span<const BatchItem> batch,
                      const SequenceCache& cache);
+  // Fills runs_ with the rows of a batch of which each item has `rows_of` many;
+  // none where all of them are the base model's.
+  template <typename RowsOf>
+  void FindRuns(std::span<const BatchItem> batch, const RowsOf& rows_of);
   void Run(std::span<const BatchItem> batch);
   void RunHead(std::span<const BatchItem> batch);
 
@@ -64,6 +70,7 @@ class Decoder::Impl {
   KvDType kv_dtype_ = KvDType::kF32;
   std::vector<KvLayerView> views_;  // [layer][item]
   std::vector<TokenPlace> places_;  // [layer][token]
+  std::vector<AdapterRun> runs_;
 };
 
 absl::Status Decoder::Impl::Initialize() {
@@ -97,6 +104,8 @@ absl::Status Decoder::Impl::Check(std::span<const BatchItem> batch) const {
           "a batch item of ", item.tokens.size(), " tokens cannot have ",
           item.logit_rows, " rows of logits"));
     QUIRE_RETURN_IF_ERROR(CheckTokens(item.tokens, config_.vocab_size));
+    if (item.adapter != nullptr)
+      QUIRE_RETURN_IF_ERROR(CheckAdapter(*item.adapter));
   }
   if (tokens > options_.max_batch_tokens)
     return absl::InvalidArgumentError(
@@ -106,6 +115,18 @@ absl::Status Decoder::Impl::Check(std::span<const BatchItem> batch) const {
     return absl::InvalidArgumentError(
         absl::StrCat("logits of ", logit_rows, " tokens, at most ",
                      options_.max_logit_rows, " fit"));
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Impl::CheckAdapter(const Adapter& adapter) const {
+  if (adapter.weights().layers.size() != config_.layers)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "adapter ", adapter.name(), " is for a model of ",
+        adapter.weights().layers.size(), " layers, not ", config_.layers));
+  if (adapter.max_tokens() < options_.max_batch_tokens)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "adapter ", adapter.name(), " was loaded for batches of ",
+        adapter.max_tokens(), " tokens, not ", options_.max_batch_tokens));
   return absl::OkStatus();
 }
 
@@ -164,16 +185,36 @@ absl::StatusOr<std::span<const float>> Decoder::Impl::Forward(
   return std::span<const float>(logits_.data, rows * logits_.columns);
 }
 
+template <typename RowsOf>
+void Decoder::Impl::FindRuns(std::span<const BatchItem> batch,
+                             const RowsOf& rows_of) {
+  runs_.clear();
+  size_t first = 0;
+  bool any = false;
+  for (const BatchItem& item : batch) {
+    const size_t rows = rows_of(item);
+    if (rows == 0) continue;
+    any |= item.adapter != nullptr;
+    if (runs_.empty() || runs_.back().adapter != item.adapter)
+      runs_.push_back({first, 0, item.adapter});
+    runs_.back().count += rows;
+    first += rows;
+  }
+  if (!any) runs_.clear();
+}
+
 void Decoder::Impl::Run(std::span<const BatchItem> batch) {
   size_t tokens = 0;
   for (const BatchItem& item : batch) {
     for (const TokenId token : item.tokens)
-      DequantizeRow(weights_->embedding(), static_cast<size_t>(token),
-                    residual_.row(tokens++));
+      EmbedToken(weights_->embedding(), item.adapter,
+                 static_cast<size_t>(token), residual_.row(tokens++), pool_);
   }
+  FindRuns(batch, [](const BatchItem& item) { return item.tokens.size(); });
   std::span<const TokenPlace> places = places_;
-  for (const DecoderLayer& layer : weights_->layers()) {
-    layers_->Run(layer, places.first(tokens), kv_dtype_, residual_.data);
+  for (uint32_t i = 0; i < config_.layers; ++i) {
+    layers_->Run(weights_->layers()[i], places.first(tokens), kv_dtype_,
+                 residual_.data, {i, runs_});
     places = places.subspan(tokens);
   }
   RunHead(batch);
@@ -191,11 +232,21 @@ void Decoder::Impl::RunHead(std::span<const BatchItem> batch) {
     selected += item.logit_rows;
   }
   if (selected == 0) return;
-  const ParameterVector& norm = weights_->output_norm();
-  RmsNorm(selected_.data, norm.data, norm.dtype, config_.norm_epsilon, selected,
-          selected_.columns, selected_.data, pool_);
-  ApplyLinear(weights_->output(), selected_.data, selected, logits_.data,
-              pool_);
+  FindRuns(batch, [](const BatchItem& item) { return item.logit_rows; });
+  const NormShape shape = {.epsilon = config_.norm_epsilon,
+                           .features = selected_.columns};
+  ApplyAdaptedNorm(
+      weights_->output_norm(), runs_,
+      [](const AdapterWeights& adapter) -> const ParameterVector& {
+        return adapter.output_norm;
+      },
+      shape, selected_.data, selected, selected_.data, pool_);
+  ApplyAdaptedLinear(
+      weights_->output(), runs_,
+      [](const AdapterWeights& adapter) -> const LinearAdapter& {
+        return adapter.output;
+      },
+      selected_.data, selected, logits_.data, pool_);
 }
 
 absl::Status CheckTokens(std::span<const TokenId> tokens, uint32_t vocab_size) {

@@ -60,48 +60,70 @@ absl::StatusOr<std::unique_ptr<LayerRunner>> LayerRunner::Create(
 
 void LayerRunner::Run(const DecoderLayer& layer,
                       std::span<const TokenPlace> places, KvDType kv_dtype,
-                      float* residual, const Observer& observer) {
+                      float* residual, const LayerAdapters& adapters,
+                      const Observer& observer) {
   const size_t tokens = places.size();
   const size_t hidden = config_->hidden_size;
   const auto observe = [&](LinearInput which, const ActivationBuffer& input) {
     if (observer) observer(which, input.data, tokens, input.columns);
   };
-  const auto normalise = [&](const ParameterVector& norm) {
-    RmsNorm(residual, norm.data, norm.dtype, config_->norm_epsilon, tokens,
-            hidden, normed_.data, pool_);
+  const auto normalise_rows = [&](ParameterVector DecoderLayer::*norm,
+                                  ParameterVector LayerAdapter::*adapted,
+                                  size_t features, size_t rows_per_token,
+                                  const float* input, float* output) {
+    ApplyAdaptedNorm(
+        layer.*norm, adapters.runs,
+        [&](const AdapterWeights& adapter) -> const ParameterVector& {
+          return adapter.layers[adapters.layer].*adapted;
+        },
+        {config_->norm_epsilon, features, rows_per_token}, input, tokens,
+        output, pool_);
   };
-  const auto apply = [&](const Linear& linear, const ActivationBuffer& input,
-                         const ActivationBuffer& output) {
-    ApplyLinear(linear, input.data, tokens, output.data, pool_);
+  const auto normalise = [&](ParameterVector DecoderLayer::*norm,
+                             ParameterVector LayerAdapter::*adapted) {
+    normalise_rows(norm, adapted, hidden, 1, residual, normed_.data);
   };
+  const auto normalise_heads = [&](ParameterVector DecoderLayer::*norm,
+                                   ParameterVector LayerAdapter::*adapted,
+                                   size_t heads, float* values) {
+    normalise_rows(norm, adapted, config_->head_dim, heads, values, values);
+  };
+  const auto apply =
+      [&](Linear DecoderLayer::*linear, LinearAdapter LayerAdapter::*adapted,
+          const ActivationBuffer& input, const ActivationBuffer& output) {
+        ApplyAdaptedLinear(
+            layer.*linear, adapters.runs,
+            [&](const AdapterWeights& adapter) -> const LinearAdapter& {
+              return adapter.layers[adapters.layer].*adapted;
+            },
+            input.data, tokens, output.data, pool_);
+      };
 
-  normalise(layer.attention_norm);
+  normalise(&DecoderLayer::attention_norm, &LayerAdapter::attention_norm);
   observe(LinearInput::kAttention, normed_);
-  apply(layer.query, normed_, query_);
-  apply(layer.key, normed_, key_);
-  apply(layer.value, normed_, value_);
-  NormaliseHeads(layer.query_norm, tokens * config_->heads, query_);
-  NormaliseHeads(layer.key_norm, tokens * config_->kv_heads, key_);
+  apply(&DecoderLayer::query, &LayerAdapter::query, normed_, query_);
+  apply(&DecoderLayer::key, &LayerAdapter::key, normed_, key_);
+  apply(&DecoderLayer::value, &LayerAdapter::value, normed_, value_);
+  if (config_->head_norms) {
+    normalise_heads(&DecoderLayer::query_norm, &LayerAdapter::query_norm,
+                    config_->heads, query_.data);
+    normalise_heads(&DecoderLayer::key_norm, &LayerAdapter::key_norm,
+                    config_->kv_heads, key_.data);
+  }
   RunAttention(places, kv_dtype);
   observe(LinearInput::kAttentionOutput, attended_);
-  apply(layer.attention_output, attended_, branch_);
+  apply(&DecoderLayer::attention_output, &LayerAdapter::attention_output,
+        attended_, branch_);
   AddInPlace(branch_.data, tokens * hidden, residual);
 
-  normalise(layer.ffn_norm);
+  normalise(&DecoderLayer::ffn_norm, &LayerAdapter::ffn_norm);
   observe(LinearInput::kFfn, normed_);
-  apply(layer.gate, normed_, gate_);
-  apply(layer.up, normed_, up_);
+  apply(&DecoderLayer::gate, &LayerAdapter::gate, normed_, gate_);
+  apply(&DecoderLayer::up, &LayerAdapter::up, normed_, up_);
   SiluMultiply(up_.data, tokens * up_.columns, gate_.data, pool_);
   observe(LinearInput::kDown, gate_);
-  apply(layer.down, gate_, branch_);
+  apply(&DecoderLayer::down, &LayerAdapter::down, gate_, branch_);
   AddInPlace(branch_.data, tokens * hidden, residual);
-}
-
-void LayerRunner::NormaliseHeads(const ParameterVector& norm, size_t heads,
-                                 const ActivationBuffer& values) {
-  if (norm.data == nullptr) return;
-  RmsNorm(values.data, norm.data, norm.dtype, config_->norm_epsilon, heads,
-          config_->head_dim, values.data, pool_);
 }
 
 void LayerRunner::RunAttention(std::span<const TokenPlace> places,

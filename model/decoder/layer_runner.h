@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model/adapters/apply_adapter.h"
 #include "quire/alloc/runtime.h"
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
@@ -59,6 +60,12 @@ enum class LinearInput : uint8_t {
   kDown,
 };
 
+// Which rows of a batch are computed with which adapters, in one layer.
+struct LayerAdapters {
+  uint32_t layer = 0;
+  std::span<const AdapterRun> runs;  // none: the base model alone
+};
+
 // Thread-compatible: one Run at a time.
 class LayerRunner {
  public:
@@ -75,7 +82,8 @@ class LayerRunner {
   // Runs `layer` in place on `residual` [places.size(), hidden_size] and writes
   // the tokens' keys and values to their places. Calls no driver.
   void Run(const DecoderLayer& layer, std::span<const TokenPlace> places,
-           KvDType kv_dtype, float* residual, const Observer& observer = {});
+           KvDType kv_dtype, float* residual,
+           const LayerAdapters& adapters = {}, const Observer& observer = {});
 
  private:
   LayerRunner(Runtime* runtime, const ModelConfig* config,
@@ -85,9 +93,6 @@ class LayerRunner {
         pool_(pool),
         workspace_(runtime) {}
 
-  // In place, each head by itself; nothing without a norm.
-  void NormaliseHeads(const ParameterVector& norm, size_t heads,
-                      const ActivationBuffer& values);
   void RunAttention(std::span<const TokenPlace> places, KvDType kv_dtype);
 
   const ModelConfig* const config_;

@@ -29,10 +29,15 @@ Bytes Linear::weight_bytes() const {
   return Bytes(4 * (words + zero_words) + scale_bits / 8);
 }
 
-void ApplyLinear(const Linear& linear, const float* input, size_t tokens,
+void ApplyMatrix(const Linear& linear, const float* input, size_t tokens,
                  float* output, ThreadPool* pool) {
   std::visit([&](const auto& m) { MatMul(m, input, tokens, output, pool); },
              linear.matrix);
+}
+
+void ApplyLinear(const Linear& linear, const float* input, size_t tokens,
+                 float* output, ThreadPool* pool) {
+  ApplyMatrix(linear, input, tokens, output, pool);
   if (linear.bias.data != nullptr)
     AddBias(linear.bias.data, linear.bias.dtype, tokens, linear.out_features(),
             output);
@@ -87,14 +92,17 @@ Bytes ModelWeights::BytesPerToken() const {
   return Bytes(total);
 }
 
+bool ModelWeights::tied_head() const {
+  const auto* const head = std::get_if<DenseMatrix>(&output_.matrix);
+  return head != nullptr && head->data == embedding_.data;
+}
+
 uint64_t ModelWeights::Parameters() const {
   uint64_t total = 0;
   for (const Linear* linear : Linears())
     total += linear->in_features() * linear->out_features();
-  const auto* const head = std::get_if<DenseMatrix>(&output_.matrix);
-  const bool tied = head != nullptr && head->data == embedding_.data;
-  return tied ? total
-              : total + embedding_.in_features * embedding_.out_features;
+  return tied_head() ? total
+                     : total + embedding_.in_features * embedding_.out_features;
 }
 
 }  // namespace quire

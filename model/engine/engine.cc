@@ -32,20 +32,43 @@ const char* FinishReasonName(FinishReason reason) {
 }
 
 struct Engine::Sequence {
-  Sequence(size_t request_index, Request the_request)
+  Sequence(size_t request_index, Request the_request, AdapterRef the_adapter)
       : index(request_index),
         request(std::move(the_request)),
+        adapter(std::move(the_adapter)),
         sampler(request.sampling),
-        tokens(request.prompt) {}
+        tokens(request.prompt) {
+    if (adapter == nullptr) return;
+    keys = tokens;
+    keys.front() =
+        -static_cast<TokenId>(request.adapter.value() % kMaxKeys) - 1;
+  }
+
+  void Append(TokenId token) {
+    tokens.push_back(token);
+    if (adapter != nullptr) keys.push_back(token);
+  }
+
+  // What the cache shares rows by. The rows of a sequence are those of its
+  // tokens *and* its adapter: with another adapter they are others, from the
+  // first token on. So there stands the adapter, as a number that no token has.
+  std::span<const TokenId> Keys() const {
+    return adapter == nullptr ? tokens : keys;
+  }
+
+  static constexpr uint64_t kMaxKeys = uint64_t{1} << 31;
 
   size_t index;
   Request request;
+  AdapterRef adapter;  // null: the base model
   Sampler sampler;
   std::vector<TokenId> tokens;  // prompt and output
+  std::vector<TokenId> keys;    // of a sequence with an adapter
 };
 
-Engine::Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences)
-    : decoder_(decoder), cache_(cache) {
+Engine::Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences,
+               const AdapterSet* adapters)
+    : decoder_(decoder), cache_(cache), adapters_(adapters) {
   SchedulerOptions options;
   options.max_num_seqs = std::max(max_sequences, 1u);
   options.max_num_batched_tokens = decoder->options().max_batch_tokens;
@@ -54,7 +77,7 @@ Engine::Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences)
   scheduler_ =
       *Scheduler::Create(cache, options, /*policy=*/nullptr, cache->swap(),
                          [this](RequestId id) -> std::span<const TokenId> {
-                           return sequences_.at(id)->tokens;
+                           return sequences_.at(id)->Keys();
                          });
 }
 
@@ -69,6 +92,13 @@ absl::StatusOr<size_t> Engine::Add(Request request) {
         "the prompt has no tokens: there is nothing to continue");
   QUIRE_RETURN_IF_ERROR(
       CheckTokens(request.prompt, decoder_->config().vocab_size));
+  AdapterRef adapter;
+  if (request.adapter != AdapterId()) {
+    if (adapters_ == nullptr)
+      return absl::InvalidArgumentError(
+          "the request names an adapter, and the engine has none");
+    QUIRE_ASSIGN_OR_RETURN(adapter, adapters_->Use(request.adapter));
+  }
   const size_t index = completions_.size();
   if (request.max_new_tokens == 0) {
     completions_.push_back({.reason = FinishReason::kLength});
@@ -78,22 +108,36 @@ absl::StatusOr<size_t> Engine::Add(Request request) {
       const RequestId id,
       scheduler_->Add(request.prompt.size(), request.max_new_tokens));
   completions_.emplace_back();
-  sequences_[id] = std::make_unique<Sequence>(index, std::move(request));
+  sequences_[id] =
+      std::make_unique<Sequence>(index, std::move(request), std::move(adapter));
   return index;
 }
 
 bool Engine::done() const { return sequences_.empty(); }
+
+std::vector<ScheduledTokens> Engine::GroupByAdapter(
+    std::span<const ScheduledTokens> step) const {
+  std::vector<ScheduledTokens> grouped(step.begin(), step.end());
+  std::stable_sort(grouped.begin(), grouped.end(),
+                   [this](const ScheduledTokens& a, const ScheduledTokens& b) {
+                     return sequences_.at(a.request)->request.adapter <
+                            sequences_.at(b.request)->request.adapter;
+                   });
+  return grouped;
+}
 
 std::vector<BatchItem> Engine::MakeBatch(
     std::span<const ScheduledTokens> step) const {
   std::vector<BatchItem> batch;
   batch.reserve(step.size());
   for (const ScheduledTokens& item : step) {
-    const std::span<const TokenId> tokens = sequences_.at(item.request)->tokens;
+    const Sequence& sequence = *sequences_.at(item.request);
+    const std::span<const TokenId> tokens = sequence.tokens;
     batch.push_back({.sequence = item.sequence,
                      .tokens = tokens.subspan(item.first, item.count),
                      .position = item.first,
-                     .logit_rows = item.needs_logits ? 1u : 0u});
+                     .logit_rows = item.needs_logits ? 1u : 0u,
+                     .adapter = sequence.adapter.get()});
   }
   return batch;
 }
@@ -121,7 +165,7 @@ FinishReason Engine::Append(Sequence* sequence, TokenId token) {
     return FinishReason::kEos;
   std::vector<TokenId>& output = completions_[sequence->index].tokens;
   output.push_back(token);
-  sequence->tokens.push_back(token);
+  sequence->Append(token);
   if (request.on_token && !request.on_token(token))
     return FinishReason::kStopped;
   return output.size() == request.max_new_tokens ? FinishReason::kLength
@@ -129,8 +173,9 @@ FinishReason Engine::Append(Sequence* sequence, TokenId token) {
 }
 
 absl::Status Engine::Step() {
-  QUIRE_ASSIGN_OR_RETURN(const auto step, scheduler_->Schedule());
-  if (step.empty()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const auto scheduled_step, scheduler_->Schedule());
+  if (scheduled_step.empty()) return absl::OkStatus();
+  const std::vector<ScheduledTokens> step = GroupByAdapter(scheduled_step);
   uint64_t prompt_tokens = 0;
   for (const ScheduledTokens& item : step) {
     const bool decodes =

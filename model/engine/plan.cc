@@ -27,6 +27,7 @@ constexpr Bytes kRoomForWorkspace = GiB(1024);
 struct Reservation {
   std::unique_ptr<ModelWeights> weights;
   Bytes workspace;
+  std::vector<AdapterInfo> adapters;
   Bytes mapped;
 };
 
@@ -47,6 +48,12 @@ absl::StatusOr<Reservation> Reserve(Runtime* runtime,
                          Decoder::Create(runtime, config, made.weights.get(),
                                          &pool, options.decoder));
   made.workspace = SaturatingSubtract(RequestedBytes(*runtime), before);
+  AdapterSet adapters(runtime, config, made.weights->tied_head(),
+                      options.decoder.max_batch_tokens);
+  for (const AdapterSource& adapter : options.adapters)
+    QUIRE_RETURN_IF_ERROR(
+        adapters.Reserve(adapter.name, adapter.folder).status());
+  made.adapters = adapters.List();
   made.mapped = Bytes(runtime->allocator()->GetStatistics().mapped_bytes);
   return made;
 }
@@ -170,6 +177,11 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
     plan.weights = SaturatingAdd(plan.weights, part.size);
   }
   plan.workspace = reservation.workspace;
+  for (const AdapterInfo& adapter : reservation.adapters) {
+    plan.adapters.push_back({adapter.name, adapter.bytes});
+    plan.warnings.insert(plan.warnings.end(), adapter.warnings.begin(),
+                         adapter.warnings.end());
+  }
   plan.fixed = reservation.mapped;
   plan.parameters = reservation.weights->Parameters();
   plan.rule_of_thumb = Bytes(plan.weights.value() / 5 * 6);

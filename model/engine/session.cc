@@ -188,6 +188,14 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
       session->decoder_,
       Decoder::Create(runtime, config, session->weights_.get(),
                       session->pool_.get(), options.decoder));
+  session->adapters_ = std::make_unique<AdapterSet>(
+      runtime, config, session->weights_->tied_head(),
+      options.decoder.max_batch_tokens);
+  for (const AdapterSource& adapter : options.adapters)
+    QUIRE_RETURN_IF_ERROR(
+        session->adapters_
+            ->Load(adapter.name, adapter.folder, options.streaming)
+            .status());
   QUIRE_ASSIGN_OR_RETURN(
       session->cache_,
       CreateCache(runtime, config, session->decoder_->stream(), options));
@@ -200,6 +208,7 @@ Session::Session() = default;
 
 Session::~Session() {
   cache_.reset();
+  adapters_.reset();
   decoder_.reset();
   weights_.reset();
   if (on_leaks_ != nullptr) {
@@ -212,7 +221,9 @@ Session::~Session() {
 
 absl::Status Session::ComputeLogits(
     std::span<const TokenId> tokens,
-    const std::function<absl::Status(std::span<const float> rows)>& sink) {
+    const std::function<absl::Status(std::span<const float> rows)>& sink,
+    AdapterId adapter) {
+  QUIRE_ASSIGN_OR_RETURN(const AdapterRef used, adapters_->Use(adapter));
   QUIRE_ASSIGN_OR_RETURN(const SequenceId sequence,
                          cache_->Admit(tokens.size()));
   const size_t chunk = std::min(decoder_->options().max_batch_tokens,
@@ -224,7 +235,8 @@ absl::Status Session::ComputeLogits(
     const BatchItem item = {.sequence = sequence,
                             .tokens = part,
                             .position = at,
-                            .logit_rows = static_cast<uint32_t>(part.size())};
+                            .logit_rows = static_cast<uint32_t>(part.size()),
+                            .adapter = used.get()};
     const absl::StatusOr<std::span<const float>> rows =
         decoder_->Forward(std::span(&item, 1), *cache_);
     status = rows.ok() ? sink(*rows) : rows.status();

@@ -107,14 +107,6 @@ json SpecialToken(const JsonFields& metadata, const char* id_key,
 
 }  // namespace
 
-size_t SourceRow(const RopeConfig& source, uint32_t head_dim, size_t row) {
-  if (source.pairing == RopePairing::kHalf) return row;
-  const size_t head = row / head_dim;
-  const size_t half = row % head_dim / (head_dim / 2);
-  const size_t pair = row % (head_dim / 2);
-  return head * head_dim + 2 * pair + half;
-}
-
 DType ExportedType(DType source) {
   return BlockElements(source) > 1 ? DType::kF16 : source;
 }

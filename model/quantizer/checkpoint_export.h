@@ -17,10 +17,6 @@
 
 namespace quire {
 
-// Row `row` of a query or key matrix in Hugging Face's order stands in this row
-// of the source: GGUF llama models have the two halves of a head interleaved.
-size_t SourceRow(const RopeConfig& source, uint32_t head_dim, size_t row);
-
 // The type that a plain matrix or vector is written in: its own, or F16 for
 // GGUF's blocks.
 DType ExportedType(DType source);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "model/config/rotary_rows.h"
 #include "model/quantizer/checkpoint_export.h"
 #include "quire/alloc/status_macros.h"
 

@@ -138,7 +138,7 @@ class CalibrationPass {
   void Run(LayerRunner& runner, const DecoderLayer& layer, size_t tokens,
            float* states, const LayerRunner::Observer& observer) {
     runner.Run(layer, std::span(places_).first(tokens), KvDType::kF32, states,
-               observer);
+               /*adapters=*/{}, observer);
   }
 
   Session& source_;

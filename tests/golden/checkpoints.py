@@ -8,15 +8,16 @@ import safetensors.torch
 import torch
 import transformers
 
-import gptq
 import gguf_file
+import gptq
+import lora
 
 BASE = {
     "family": "llama", "vocab": 64, "hidden": 64, "intermediate": 64, "layers": 2, "heads": 4,
     "kv_heads": 2, "tied": False, "dtype": "float16", "eps": 1e-5,
     "rope_theta": 10000.0, "rope": None, "attention_bias": False,
     "config": 4, "eos": 2, "prompt": 16, "quantized": None, "shards": 1,
-    "gguf": False,
+    "gguf": False, "lora": None, "lora_dtype": "float32",
 }
 GPTQ = {"bits": 4, "group_size": 32, "sym": True, "act_order": False,
         "v2": False, "g_idx": True}
@@ -104,6 +105,35 @@ CASES = {
     "qwen3-gguf": plain(
         "Qwen3 under GGUF's names", family="qwen3", gguf=True, hidden=48,
         heads=3, kv_heads=1, head_dim=24, rope_theta=1e6),
+    "lora-patterns": quantized(
+        "LoRA on a GPTQ model: rank_pattern and alpha_pattern, some of which "
+        "overlap, use_rslora, lora_bias, an adapter in F16", {}, tied=True,
+        lora_dtype="float16",
+        lora={"r": 4, "lora_alpha": 6, "use_rslora": True, "lora_bias": True,
+              "target_modules": "all-linear",
+              "rank_pattern": {"layers.1.self_attn.q_proj": 6,
+                               "q_proj": 2, r".*\.0\.mlp\..*": 3},
+              "alpha_pattern": {"down_proj": 9, r"layers\.1\.mlp.*": 2}}),
+    "lora-embedding": plain(
+        "LoRA on the embedding and the output head, in one layer of two; "
+        "copies of the weights beneath; an adapter in BF16", dtype="bfloat16",
+        hidden=32, heads=2, kv_heads=1, lora_dtype="bfloat16",
+        lora={"r": 4, "lora_alpha": 8, "layers_to_transform": [1],
+              "layers_pattern": "layers",
+              "target_modules": ["model.embed_tokens", "lm_head", "v_proj",
+                                 "up_proj"]}),
+    "lora-gguf": plain(
+        "LoRA on a Llama under GGUF's names, where the rows of queries and "
+        "keys stand in another order than the adapter's", gguf=True, hidden=32,
+        heads=2, kv_heads=1, attention_bias=True,
+        lora={"r": 2, "lora_alpha": 4, "target_modules": "all-linear",
+              "bias": "lora_only"}),
+    "lora-saved": plain(
+        "modules_to_save, all biases, a pattern in target_modules",
+        family="qwen2", hidden=32, heads=2, kv_heads=1,
+        lora={"r": 3, "lora_alpha": 6, "bias": "all",
+              "modules_to_save": ["lm_head", "norm"],
+              "target_modules": r".*\.(q|o|gate|down)_proj"}),
 }
 
 
@@ -320,6 +350,9 @@ def write(name, folder):
   config = config_json(case)
   v1 = options is not None and not options["v2"]
   model = reference_model(config, meaning(v1))
+  dtype = getattr(torch, case["lora_dtype"])
+  if case["lora"]:
+    model = lora.attach(model, case["lora"], dtype, rng)
   prompt, tokens, margin = find_prompt(model, case, rng)
   logits = logits_of(model, prompt)
 
@@ -334,8 +367,11 @@ def write(name, folder):
     without["rope_theta"] = case["rope_theta"]
     wrong = logits_of(reference_model(without, meaning(v1)), prompt)
     error_if["RoPE scaling ignored"] = round(relative_error(wrong, logits), 4)
+  if case["lora"]:
+    wrong = logits_of(reference_model(config, meaning(v1)), prompt)
+    error_if["adapter not applied"] = round(relative_error(wrong, logits), 4)
   skipped = []
-  for layer in range(case["layers"]):
+  for layer in range(0 if case["lora"] else case["layers"]):
     weights = meaning(v1)
     for module in ("self_attn.o_proj", "mlp.down_proj"):
       for part in ("weight", "bias"):
@@ -358,9 +394,15 @@ def write(name, folder):
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json",
                {"bos_token_id": 1, "eos_token_id": case["eos"]})
-  model_file = {"model": "model.gguf"} if case["gguf"] else {}
+  if case["lora"]:
+    lora.save(model, dtype, folder / "adapter")
+    wrong = logits_of(lora.unscaled(model), prompt)
+    error_if["adapter not scaled"] = round(relative_error(wrong, logits), 4)
+  more = {"model": "model.gguf"} if case["gguf"] else {}
+  if case["lora"]:
+    more["adapter"] = "adapter"
   write_json(folder / "expect.json", {
-      **model_file, "prompt": prompt, "greedy": tokens, "logits": "logits.npy",
+      **more, "prompt": prompt, "greedy": tokens, "logits": "logits.npy",
       "rtol": 2e-3, "covers": case["covers"],
       "source": f"transformers {transformers.__version__}, "
                 f"torch {torch.__version__.split('+')[0]}, float32 eager",

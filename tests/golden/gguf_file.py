@@ -23,6 +23,12 @@ def name_of(name):
   return f"{NAMES[module]}.{part}"
 
 
+def interleave_halves(rows, head_dim):
+  """The two halves of every head row by row, as llama.cpp rotates them."""
+  shape = (rows.shape[0] // head_dim, 2, head_dim // 2, *rows.shape[1:])
+  return rows.reshape(shape).swapaxes(1, 2).reshape(rows.shape).copy()
+
+
 def write(architecture, config, head_dim, tensors, path):
   writer = gguf.GGUFWriter(path, architecture)
   writer.add_context_length(config["max_position_embeddings"])
@@ -39,8 +45,10 @@ def write(architecture, config, head_dim, tensors, path):
   writer.add_eos_token_id(config["eos_token_id"])
   for name, tensor in tensors.items():
     # Vectors are always F32 there.
-    values = tensor if tensor.dim() > 1 else tensor.float()
-    writer.add_tensor(name_of(name), values.numpy())
+    values = (tensor if tensor.dim() > 1 else tensor.float()).numpy()
+    if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+      values = interleave_halves(values, head_dim)
+    writer.add_tensor(name_of(name), values)
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
   writer.write_tensors_to_file()

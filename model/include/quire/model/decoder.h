@@ -3,7 +3,7 @@
 // One code path for prompts and for decoding: a batch is any number of tokens
 // of any number of sequences, whose keys and values go to a SequenceCache.
 // Results for a sequence are bit for bit the same whatever else is in the batch
-// (ops.h).
+// (ops.h), adapters of other sequences included.
 
 #ifndef QUIRE_MODEL_DECODER_H_
 #define QUIRE_MODEL_DECODER_H_
@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/runtime.h"
+#include "quire/model/adapters.h"
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
 #include "quire/paging/sequence_cache.h"
@@ -34,6 +35,10 @@ struct BatchItem {
   std::span<const TokenId> tokens;
   uint64_t position = 0;    // of tokens[0]; earlier ones are in the cache
   uint32_t logit_rows = 1;  // logits are computed for the last so many tokens
+  // Of an AdapterSet for this model and decoder; null: the base model. Adapters
+  // are computed over runs of neighbours that share one, so it pays to have
+  // them side by side.
+  const Adapter* adapter = nullptr;
 };
 
 // kInvalidArgument that names the first token outside the vocabulary.
@@ -57,8 +62,8 @@ class Decoder {
   // Runs the batch and waits for it. REQUIRES: `cache` backs position +
   // tokens.size() tokens of every sequence (SequenceCache::Step). Returns
   // [sum of logit_rows, vocab_size], in the order of the batch, valid until the
-  // next call. Errors: kInvalidArgument for a token outside the vocabulary or a
-  // batch beyond the options.
+  // next call. Errors: kInvalidArgument for a token outside the vocabulary, a
+  // batch beyond the options, or an adapter that is none of this model.
   absl::StatusOr<std::span<const float>> Forward(
       std::span<const BatchItem> batch, const SequenceCache& cache);
 

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quire/model/adapters.h"
 #include "quire/model/decoder.h"
 #include "quire/model/sampler.h"
 #include "quire/paging/scheduler.h"
@@ -33,6 +34,7 @@ struct Request {
   std::vector<TokenId> prompt;  // at least one token
   uint64_t max_new_tokens = 0;
   SamplingOptions sampling;
+  AdapterId adapter;  // in use until the request has ended
   // Ends after one of these, which is not part of the output.
   std::vector<TokenId> eos_tokens;
   // Called for each token of the output, from the thread that calls Step.
@@ -59,15 +61,16 @@ struct EngineStatistics {
 // Not thread-safe.
 class Engine {
  public:
-  // Both must outlive the engine. At most `max_sequences` run at once, and at
-  // least one.
-  Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences);
+  // All must outlive the engine. At most `max_sequences` run at once, and at
+  // least one. `adapters` null: requests use none.
+  Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences,
+         const AdapterSet* adapters = nullptr);
   // Sequences still running give their pages back.
   ~Engine();
 
   // The index of the request in completions(). kInvalidArgument for an empty
   // prompt, a token outside the vocabulary, or more tokens than a sequence may
-  // have.
+  // have; kNotFound for an adapter that is not resident.
   absl::StatusOr<size_t> Add(Request request);
   bool done() const;
   // Advances every running sequence. On an error the engine is still valid; the
@@ -81,6 +84,9 @@ class Engine {
  private:
   struct Sequence;
 
+  // Sequences with the same adapter side by side.
+  std::vector<ScheduledTokens> GroupByAdapter(
+      std::span<const ScheduledTokens> step) const;
   // The batch of a step, and after it the next token of each item that has
   // logits.
   std::vector<BatchItem> MakeBatch(std::span<const ScheduledTokens> step) const;
@@ -91,6 +97,7 @@ class Engine {
 
   Decoder* const decoder_;
   SequenceCache* const cache_;
+  const AdapterSet* const adapters_;
   std::map<RequestId, std::unique_ptr<Sequence>> sequences_;  // not ended
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<Completion> completions_;

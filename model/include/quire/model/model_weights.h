@@ -36,6 +36,9 @@ struct Linear {
   Bytes weight_bytes() const;  // read by one token's pass
 };
 
+// output[t] = matrix * input[t].
+void ApplyMatrix(const Linear& linear, const float* input, size_t tokens,
+                 float* output, ThreadPool* pool);
 // output[t] = matrix * input[t] + bias.
 void ApplyLinear(const Linear& linear, const float* input, size_t tokens,
                  float* output, ThreadPool* pool);
@@ -92,6 +95,8 @@ class ModelWeights {
   const std::vector<std::string>& warnings() const { return warnings_; }
   // Bytes of weights that one decoded token reads: every linear once.
   Bytes BytesPerToken() const;
+  // The output head is the embedding.
+  bool tied_head() const;
   // Of matrices, however they are stored; a tied head counts once.
   uint64_t Parameters() const;
 

@@ -37,7 +37,8 @@ struct ModelPlan {
   std::vector<WeightPart> parts;
   Bytes weights;  // the sum of the parts
   Bytes workspace;
-  // Pages under both.
+  std::vector<WeightPart> adapters;
+  // Pages under all of these.
   Bytes fixed;
   uint64_t parameters = 0;
   // Parameters * bytes of each * 1.2, as people reckon.
@@ -53,8 +54,8 @@ struct ModelPlan {
   // At powers of two up to max_model_len, and there.
   std::vector<PlannedBatch> batches;
 
-  // Whether the model runs: its weights, its workspace, and one sequence of
-  // max_model_len.
+  // Whether the model runs: its weights, its workspace, the adapters, and one
+  // sequence of max_model_len.
   bool fits = false;
   // What to change, where it does not; one sentence each.
   std::vector<std::string> advice;

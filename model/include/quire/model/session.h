@@ -15,6 +15,7 @@
 #include "quire/alloc/runtime.h"
 #include "quire/loader/checkpoint.h"
 #include "quire/loader/streaming_loader.h"
+#include "quire/model/adapters.h"
 #include "quire/model/decoder.h"
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
@@ -55,11 +56,18 @@ struct SharingOptions {
   Bytes min;  // kept for this session by the others
 };
 
+struct AdapterSource {
+  std::string name;
+  std::string folder;
+};
+
 struct SessionOptions {
   DeviceOptions device;
   SharingOptions sharing;
   StreamingOptions streaming;
   DecoderOptions decoder;
+  // Loaded before the cache takes its memory.
+  std::vector<AdapterSource> adapters;
   int threads = 0;  // 0: one per core
   uint32_t max_sequences = 64;
   uint64_t max_model_len = 0;  // tokens of a sequence; 0: the model's own limit
@@ -99,6 +107,8 @@ class Session {
   const ModelWeights& weights() const { return *weights_; }
   SequenceCache& cache() { return *cache_; }
   Decoder& decoder() { return *decoder_; }
+  AdapterSet& adapters() { return *adapters_; }
+  const AdapterSet& adapters() const { return *adapters_; }
   ThreadPool& pool() { return *pool_; }
 
   // Logits of every token of `tokens`, [tokens, vocab_size], in chunks:
@@ -106,7 +116,8 @@ class Session {
   // new one and is released at the end.
   absl::Status ComputeLogits(
       std::span<const TokenId> tokens,
-      const std::function<absl::Status(std::span<const float> rows)>& sink);
+      const std::function<absl::Status(std::span<const float> rows)>& sink,
+      AdapterId adapter = {});
 
  private:
   Session();
@@ -119,6 +130,7 @@ class Session {
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ModelWeights> weights_;
   std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<AdapterSet> adapters_;
   std::unique_ptr<SequenceCache> cache_;
   std::function<void(const std::vector<LeakReport>&)> on_leaks_;
 };

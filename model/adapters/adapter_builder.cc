@@ -1,0 +1,291 @@
+#include "model/adapters/adapter_builder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "model/config/family.h"
+#include "model/config/rotary_rows.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
+
+namespace quire {
+
+AdapterBuilder::AdapterBuilder(const ModelConfig& config, bool tied_head,
+                               const LoraAdapter& source, Adapter* adapter)
+    : config_(config),
+      tied_head_(tied_head),
+      source_(source),
+      adapter_(adapter) {}
+
+absl::Status AdapterBuilder::Build(const StreamingOptions* streaming) {
+  const Driver& driver = *adapter_->runtime_->driver();
+  if (streaming != nullptr && !driver.device_memory_is_host_memory())
+    return absl::FailedPreconditionError(
+        absl::StrCat("the host operations cannot run on the memory of driver '",
+                     driver.name(), "'"));
+  adapter_->warnings_ = source_.warnings();
+  AddSlots();
+  QUIRE_RETURN_IF_ERROR(Describe());
+  std::vector<TensorPlacement> tensors;
+  QUIRE_RETURN_IF_ERROR(Allocate(&tensors));
+  if (streaming == nullptr) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(StreamTensors(adapter_->runtime_->driver(), DeviceId(0),
+                                      source_.checkpoint(), tensors, *streaming)
+                            .status());
+  for (size_t i = 0; i < tensors.size(); ++i)
+    QUIRE_RETURN_IF_ERROR(Finish(tensors[i], placements_[i].rotary));
+  return absl::OkStatus();
+}
+
+void AdapterBuilder::AddLinear(std::string name, LinearAdapter* linear,
+                               uint64_t rows, uint64_t columns, bool rotary) {
+  slots_[std::move(name)] = {
+      .linear = linear, .rows = rows, .columns = columns, .rotary = rotary};
+}
+
+void AdapterBuilder::AddVector(std::string name, ParameterVector* vector,
+                               uint64_t size) {
+  slots_[std::move(name)] = {.vector = vector, .rows = size, .columns = 1};
+}
+
+// Under Hugging Face's names, whatever the base model was read from: those are
+// the ones that PEFT writes.
+void AdapterBuilder::AddSlots() {
+  const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
+  AdapterWeights& weights = adapter_->weights_;
+  const uint64_t hidden = config_.hidden_size;
+  const uint64_t ffn = config_.intermediate_size;
+  const uint64_t queries = config_.query_size();
+  const uint64_t keys = config_.kv_size();
+  AddLinear(names.embedding, &weights.embedding, config_.vocab_size, hidden);
+  slots_[names.embedding].target = LoraTarget::kEmbedding;
+  AddLinear(names.output, &weights.output, config_.vocab_size, hidden);
+  slots_[names.output].target = LoraTarget::kOutputHead;
+  AddVector(names.output_norm, &weights.output_norm, hidden);
+  weights.layers.resize(config_.layers);
+  for (uint32_t i = 0; i < config_.layers; ++i) {
+    LayerAdapter& layer = weights.layers[i];
+    const auto name = [&](const char* module) {
+      return names.InLayer(i, module);
+    };
+    AddLinear(name(names.query), &layer.query, queries, hidden, true);
+    AddLinear(name(names.key), &layer.key, keys, hidden, true);
+    AddLinear(name(names.value), &layer.value, keys, hidden);
+    AddLinear(name(names.attention_output), &layer.attention_output, hidden,
+              queries);
+    AddLinear(name(names.gate), &layer.gate, ffn, hidden);
+    AddLinear(name(names.up), &layer.up, ffn, hidden);
+    AddLinear(name(names.down), &layer.down, hidden, ffn);
+    AddVector(name(names.attention_norm), &layer.attention_norm, hidden);
+    AddVector(name(names.ffn_norm), &layer.ffn_norm, hidden);
+    if (!config_.head_norms) continue;
+    AddVector(name(names.query_norm), &layer.query_norm, config_.head_dim);
+    AddVector(name(names.key_norm), &layer.key_norm, config_.head_dim);
+  }
+}
+
+absl::Status AdapterBuilder::Describe() {
+  for (const LoraModule& module : source_.modules())
+    QUIRE_RETURN_IF_ERROR(DescribeModule(module));
+  for (const auto& [name, slot] : slots_) {
+    if (slot.linear != nullptr)
+      QUIRE_RETURN_IF_ERROR(source_.CheckTarget(name, slot.target));
+  }
+  return CheckTying();
+}
+
+absl::Status AdapterBuilder::CheckTying() const {
+  if (!tied_head_ || !source_.ties_weights()) return absl::OkStatus();
+  const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
+  for (const char* name : {names.embedding, names.output}) {
+    if (const LoraModule* module = source_.Find(name))
+      return absl::UnimplementedError(
+          source_
+              .Error(module->tensor(),
+                     "is to stay tied (ensure_weight_tying), which is not "
+                     "supported where the output head is the embedding")
+              .message());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdapterBuilder::DescribeModule(const LoraModule& module) {
+  const auto found = slots_.find(module.name);
+  if (found == slots_.end())
+    return source_.Error(
+        module.tensor(),
+        absl::StrCat("is of a module that a ", config_.family, " model of ",
+                     config_.layers, " layers does not have"));
+  const Slot& slot = found->second;
+  ++adapter_->modules_;
+  if (module.bias != nullptr &&
+      (slot.vector != nullptr || slot.target == LoraTarget::kEmbedding))
+    return source_.Error(*module.bias, "is of a module that has no bias");
+  if (slot.vector != nullptr) {
+    if (module.a != nullptr)
+      return source_.Error(*module.a, "is of a module that is no linear");
+    return DescribeVector(*module.weight, slot.rows, false, slot.vector);
+  }
+  if (module.a != nullptr) QUIRE_RETURN_IF_ERROR(DescribeProduct(module, slot));
+  if (module.weight != nullptr)
+    QUIRE_RETURN_IF_ERROR(DescribeMatrix(*module.weight, slot.rows,
+                                         slot.columns, slot.rotary,
+                                         Replaced(module, slot)));
+  if (module.bias == nullptr) return absl::OkStatus();
+  return DescribeVector(*module.bias, slot.rows, slot.rotary,
+                        &slot.linear->bias);
+}
+
+std::vector<DenseMatrix*> AdapterBuilder::Replaced(const LoraModule& module,
+                                                   const Slot& slot) const {
+  std::vector<DenseMatrix*> matrices = {&slot.linear->weight};
+  if (!tied_head_ || module.copied || slot.target == LoraTarget::kLinear)
+    return matrices;
+  // PEFT loads into the one matrix that both are.
+  const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
+  const bool is_embedding = slot.target == LoraTarget::kEmbedding;
+  const LoraModule* const other =
+      source_.Find(is_embedding ? names.output : names.embedding);
+  if (other == nullptr || other->weight == nullptr)
+    matrices.push_back(is_embedding ? &adapter_->weights_.output.weight
+                                    : &adapter_->weights_.embedding.weight);
+  return matrices;
+}
+
+absl::Status AdapterBuilder::DescribeProduct(const LoraModule& module,
+                                             const Slot& slot) {
+  const bool embedding = slot.target == LoraTarget::kEmbedding;
+  if (module.embedding != embedding)
+    return source_.Error(*module.a, embedding
+                                        ? "is of a linear, the module is an "
+                                          "embedding"
+                                        : "is of an embedding, the module is "
+                                          "a linear");
+  if (embedding && module.b_bias != nullptr)
+    return source_.Error(*module.b_bias, "is of an embedding, which has none");
+  const uint64_t outputs = embedding ? slot.columns : slot.rows;
+  const uint64_t inputs = embedding ? slot.rows : slot.columns;
+  LowRankProduct& product = slot.linear->product;
+  product.scale = module.scale;
+  adapter_->rank_ = std::max(adapter_->rank_, module.rank);
+  QUIRE_RETURN_IF_ERROR(
+      DescribeMatrix(*module.a, module.rank, inputs, false, {&product.a}));
+  QUIRE_RETURN_IF_ERROR(DescribeMatrix(*module.b, outputs, module.rank,
+                                       slot.rotary, {&product.b}));
+  if (module.b_bias == nullptr) return absl::OkStatus();
+  return DescribeVector(*module.b_bias, outputs, slot.rotary, &product.bias);
+}
+
+absl::Status AdapterBuilder::DescribeVector(const TensorInfo& tensor,
+                                            uint64_t size, bool rotary,
+                                            ParameterVector* vector) {
+  if (tensor.shape != std::vector<uint64_t>{size})
+    return source_.Error(
+        tensor, absl::StrCat("has shape [", absl::StrJoin(tensor.shape, ", "),
+                             "], the model says [", size, "]"));
+  vector->dtype = tensor.dtype;
+  placements_.push_back(
+      {&tensor, [vector](void* data) { vector->data = data; }, rotary});
+  return absl::OkStatus();
+}
+
+absl::Status AdapterBuilder::DescribeMatrix(
+    const TensorInfo& tensor, uint64_t rows, uint64_t columns, bool rotary,
+    std::vector<DenseMatrix*> matrices) {
+  const std::vector<uint64_t> expected = {rows, columns};
+  if (tensor.shape != expected)
+    return source_.Error(
+        tensor, absl::StrCat("has shape [", absl::StrJoin(tensor.shape, ", "),
+                             "], the model says [",
+                             absl::StrJoin(expected, ", "), "]"));
+  for (DenseMatrix* const matrix : matrices)
+    *matrix = {
+        .dtype = tensor.dtype, .out_features = rows, .in_features = columns};
+  placements_.push_back({&tensor,
+                         [matrices = std::move(matrices)](void* data) {
+                           for (DenseMatrix* const m : matrices) m->data = data;
+                         },
+                         rotary});
+  return absl::OkStatus();
+}
+
+absl::Status AdapterBuilder::Allocate(std::vector<TensorPlacement>* tensors) {
+  for (const Placement& placement : placements_) {
+    QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
+                           adapter_->Allocate(placement.tensor->size));
+    placement.assign(address.host_pointer<void>());
+    tensors->push_back({placement.tensor, address});
+  }
+  if (adapter_->rank_ == 0) return absl::OkStatus();
+  const auto scratch = [&](uint64_t columns, float** data) -> absl::Status {
+    const auto floats =
+        CheckedMultiply(columns, uint64_t{adapter_->max_tokens_});
+    const auto size =
+        floats ? CheckedMultiply(Bytes(sizeof(float)), *floats) : std::nullopt;
+    if (!size)
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "adapter ", Quoted(adapter_->name_), ": a rank of ", adapter_->rank_,
+          " leaves no room for batches of ", adapter_->max_tokens_, " tokens"));
+    QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
+                           adapter_->Allocate(*size));
+    *data = address.host_pointer<float>();
+    return absl::OkStatus();
+  };
+  QUIRE_RETURN_IF_ERROR(scratch(adapter_->rank_, &adapter_->scratch_.low_rank));
+  return scratch(ProductScratch::kColumns, &adapter_->scratch_.part);
+}
+
+absl::Status AdapterBuilder::Finish(const TensorPlacement& placed,
+                                    bool rotary) {
+  auto* const data = placed.destination.host_pointer<std::byte>();
+  QUIRE_RETURN_IF_ERROR(CheckFinite(*placed.tensor, data));
+  if (rotary && config_.rope.pairing != RopePairing::kHalf)
+    PermuteRows(*placed.tensor, data);
+  return absl::OkStatus();
+}
+
+// Head by head, since no row leaves its head.
+void AdapterBuilder::PermuteRows(const TensorInfo& tensor,
+                                 std::byte* data) const {
+  const size_t head_dim = config_.head_dim;
+  const size_t rows = tensor.shape[0];
+  const size_t row_bytes = tensor.size.value() / rows;
+  std::vector<std::byte> head(head_dim * row_bytes);
+  for (size_t first = 0; first < rows; first += head_dim) {
+    std::byte* const at = data + first * row_bytes;
+    std::memcpy(head.data(), at, head.size());
+    for (size_t row = 0; row < head_dim; ++row)
+      std::memcpy(
+          at + SourceRow(config_.rope, config_.head_dim, row) * row_bytes,
+          head.data() + row * row_bytes, row_bytes);
+  }
+}
+
+// One such element makes every logit of every sequence that uses it one.
+absl::Status AdapterBuilder::CheckFinite(const TensorInfo& tensor,
+                                         const void* data) const {
+  const size_t rows = tensor.shape[0];
+  const size_t columns = tensor.elements() / rows;
+  const DenseMatrix matrix = {.data = data,
+                              .dtype = tensor.dtype,
+                              .out_features = rows,
+                              .in_features = columns};
+  std::vector<float> row(columns);
+  for (size_t i = 0; i < rows; ++i) {
+    DequantizeRow(matrix, i, row.data());
+    const auto odd = std::find_if(row.begin(), row.end(),
+                                  [](float x) { return !std::isfinite(x); });
+    if (odd != row.end())
+      return source_.Error(
+          tensor,
+          absl::StrCat("has an element that is not finite: ", *odd, " at ", i,
+                       ", ", std::distance(row.begin(), odd)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire
