@@ -8,8 +8,10 @@ Nothing needs a script. Texts are escaped here.
 
 from bench.reporting.tables import escape, format_bytes, format_count
 
-# Fewer than colours, so that 56 lines go by before two look alike.
-_DASHES = ("", "7 4", "2 3", "10 3 2 3", "5 2", "12 4", "8 2 2 2 2 2")
+# Nine, so that eight policies and what was asked for differ without colours;
+# and 72 lines go by before two look alike.
+_DASHES = ("", "7 4", "2 3", "10 3 2 3", "5 2", "14 4", "8 2 2 2 2 2", "1 5",
+           "16 3 6 3")
 _COLOURS = 8
 
 # Classes of how much of a page that is held is in use: name, the least percent.

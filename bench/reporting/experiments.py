@@ -7,6 +7,7 @@ machine itself (allocator_bench, `seconds`).
 """
 
 import dataclasses
+import json
 import pathlib
 import subprocess
 import time
@@ -59,11 +60,22 @@ def _plan_fragmentation(options):
 def _plan_switching(options):
     if not options.scenarios:
         raise RunError("model_switching needs --scenarios FILE")
-    common = [options.scenarios, "--policies", options.policies]
-    if not options.scenario:
-        return [Run("model_switching", common, label="all scenarios")]
-    return [Run("model_switching", [*common, "--scenario", name], label=name)
-            for name in options.scenario]
+    return [Run("model_switching", [options.scenarios, "--policies",
+                                    options.policies, "--scenario", name],
+                label=name)
+            for name in options.scenario or _scenario_names(options.scenarios)]
+
+
+def _scenario_names(path):
+    """All that are in the file; what else is in it, its program checks."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            names = [one["name"] for one in json.load(file)["scenarios"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(f"{path}: no scenarios with names: {error}") from error
+    if not all(isinstance(name, str) for name in names):
+        raise RunError(f"{path}: a scenario's name is no text")
+    return names
 
 
 def _plan_caches(options):

@@ -175,10 +175,9 @@ def _page_maps(identity, results):
         return ""
     return (page.heading("Page map")
             + page.paragraph("Physical memory in the order in which it lies on "
-                             "the device, 128 cells to a row. Half full pages "
-                             "are memory that nobody can use; empty ones are "
-                             "held and could be given to anyone by a policy "
-                             "that can.")
+                             "the device, 128 cells to a row. What is free in "
+                             "a page that is partly full serves only requests "
+                             "that fit there; empty pages are held and idle.")
             + page.panel(charts.occupancy_legend(), page.figures(*drawn),
                          page.details("Page maps as a table",
                                       occupancy_table(results).to_html())))

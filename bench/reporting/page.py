@@ -27,6 +27,11 @@ a { color: var(--accent); }
 a:focus-visible, .scroll:focus-visible {
   outline: 3px solid var(--accent); outline-offset: 2px;
 }
+caption span {
+  position: sticky; left: 0; display: inline-block;
+  max-width: min(100%, calc(100vw - 60px));
+}
+thead th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { white-space: nowrap; }
 .text { min-width: 9em; overflow-wrap: break-word; }
 .findings { padding-left: 20px; }

@@ -415,6 +415,8 @@ class ScriptTest(unittest.TestCase):
                 (("--from", bad), 1, "bad.jsonl: line 1: no JSON"),
                 (("--from", self.folder / "none"), 1, "none: cannot be read"),
                 (("--experiment", "model_switching"), 1, "--scenarios"),
+                (("--experiment", "model_switching", "--scenarios", bad), 1,
+                 "bad.jsonl: no scenarios"),
                 (("--experiment", "kv_stress", "--build", self.folder), 1,
                  "build it first")):
             with self.subTest(arguments):

@@ -64,7 +64,8 @@ class Table:
         self.rows.append([str(cell) for cell in cells])
 
     def to_html(self):
-        parts = [f"<table><caption>{escape(self.caption)}</caption><thead><tr>"]
+        parts = [f"<table><caption><span>{escape(self.caption)}</span>"
+                 "</caption><thead><tr>"]
         for column in self.columns:
             kind = ' class="text"' if column.words else ""
             parts.append(f'<th scope="col"{kind}>{escape(column.header)}</th>')
