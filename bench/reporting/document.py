@@ -26,6 +26,9 @@ def _summary(results):
         caption = other_sections.cache_table(result).caption
         sentences.append(f"{caption}. "
                          + " ".join(findings.of_caches(result["caches"])))
+    for runs in other_sections.group_serving(results.get("serving_replay", [])):
+        sentences.append(f"{other_sections.serving_table(runs).caption}. "
+                         + " ".join(findings.of_serving(runs)))
     for result in results.get("allocator_bench", []):
         sentences.append("Allocator: "
                          + " ".join(findings.of_bench(result["sections"])))
@@ -71,6 +74,7 @@ def to_html(records, title):
         fragmentation_section.add_to(document, fragmentation)
     switching_section.add_to(document, results.get("model_switching", []))
     other_sections.add_caches(document, results.get("kv_stress", []))
+    other_sections.add_serving(document, results.get("serving_replay", []))
     other_sections.add_bench(document, results.get("allocator_bench", []))
     document.add_section("How it was made",
                          _runs_table(records).to_html())
@@ -104,6 +108,10 @@ def to_markdown(records, title):
     for result in results.get("kv_stress", []):
         add(findings.of_caches(result["caches"]),
             other_sections.cache_table(result))
+    if results.get("serving_replay"):
+        parts.append("## Serving")
+    for runs in other_sections.group_serving(results.get("serving_replay", [])):
+        add(findings.of_serving(runs), other_sections.serving_table(runs))
     if results.get("allocator_bench"):
         parts.append("## Allocator benchmarks")
     for result in results.get("allocator_bench", []):

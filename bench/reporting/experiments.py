@@ -89,6 +89,18 @@ def _plan_caches(options):
     return [Run("kv_stress", arguments, options.seed, "KV caches")]
 
 
+def _plan_serving(options):
+    if not options.serving_trace:
+        raise RunError("serving_replay needs --serving-trace FILE")
+    common = ["--device-memory", options.device_memory,
+              "--seed", str(options.seed),
+              "--requests", str(options.kv_requests)]
+    if options.kv_model:
+        common += ["--model", options.kv_model]
+    return [Run("serving_replay", [trace, *common], options.seed,
+                pathlib.Path(trace).name) for trace in options.serving_trace]
+
+
 def _plan_bench(options):
     arguments = ["--seed", str(options.seed)]
     return [Run("allocator_bench", arguments + (["--quick"] if options.quick
@@ -100,6 +112,7 @@ _PLANNERS = {
     "fragmentation_stress": _plan_fragmentation,
     "model_switching": _plan_switching,
     "kv_stress": _plan_caches,
+    "serving_replay": _plan_serving,
     "allocator_bench": _plan_bench,
 }
 

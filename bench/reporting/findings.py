@@ -133,8 +133,8 @@ def of_switching(results):
 
 
 def of_caches(caches):
-    """Sentences about the caches that one trace of requests was served by."""
-    figures = (
+    """Sentences about the caches of kv_stress."""
+    return _compare_caches(caches, (
         ("waste least (memory held per memory in use)",
          lambda c: round(c["waste_ratio"], 4), lambda v: f"{v:.4f}", min),
         ("serve most requests in a virtual second",
@@ -144,7 +144,25 @@ def of_caches(caches):
          tables.format_count, min),
         ("make the fewest driver calls that steps wait for",
          lambda c: c["driver_calls_on_critical_path"],
-         tables.format_count, min))
+         tables.format_count, min)))
+
+
+def of_serving(results):
+    """Sentences about the caches of serving_replay at one load."""
+    return _compare_caches(results, (
+        ("serve most requests within the objective",
+         lambda c: round(c["goodput"], 3),
+         lambda v: f"{v:,.3f} a second", max),
+        ("keep first tokens soonest (p99)",
+         lambda c: round(c["seconds_to_first_token"]["p99"], 2),
+         lambda v: f"{v:.2f} s", min),
+        ("waste least of what is held", lambda c: round(c["wasted_share"], 4),
+         lambda v: f"{100 * v:.2f} %", min),
+        ("preempt least", lambda c: c["preemptions"], tables.format_count,
+         min)))
+
+
+def _compare_caches(caches, figures):
     sentences = []
     if len(caches) < 2:
         return sentences

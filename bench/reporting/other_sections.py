@@ -1,9 +1,11 @@
-"""kv_stress and allocator_bench in a report."""
+"""kv_stress, serving_replay and allocator_bench in a report."""
 
 from bench.reporting import findings, page
-from bench.reporting.tables import Column, Table, format_bytes, format_count
+from bench.reporting.tables import (Column, Table, format_bytes, format_count,
+                                    format_ms, format_share)
 
 KV_TITLE = "KV caches"
+SERVING_TITLE = "Serving"
 BENCH_TITLE = "Allocator benchmarks"
 
 
@@ -30,6 +32,45 @@ def cache_table(result):
             format_count(cache["driver_calls_on_critical_path"]),
             format_count(cache["driver_calls_off_critical_path"]),
             f"{cache['decode_steps_waiting']} of {cache['decode_steps']}")
+    return table
+
+
+def group_serving(results):
+    """Runs of one trace at one load together, in order of appearance."""
+    groups = {}
+    for result in results:
+        groups.setdefault((result["trace"], result["load_factor"]),
+                          []).append(result)
+    return list(groups.values())
+
+
+def serving_table(results):
+    first = results[0]
+    table = Table(
+        f"{first['trace'].split('/')[-1]}, arrivals "
+        f"{first['load_factor']:g} times as fast: "
+        f"{format_count(first['requests'])} requests, "
+        f"{format_bytes(first['kv_memory'])} for the cache",
+        [Column("Cache"), Column("Served"), Column("Requests / s"),
+         Column("Goodput"), Column("Kept the objective"),
+         Column("First token, p50"), Column("p99"),
+         Column("Output token, p50"), Column("p99"), Column("Preempted"),
+         Column("Running, mean"), Column("Wasted"), Column("Held, peak"),
+         Column("Calls waited for")])
+    for result in results:
+        first_token = result["seconds_to_first_token"]
+        token = result["seconds_per_output_token"]
+        table.add(
+            result["cache"], format_count(result["requests_served"]),
+            f"{result['requests_per_second']:.3f}",
+            f"{result['goodput']:.3f}", format_share(result["attainment"]),
+            f"{first_token['p50']:.2f} s", f"{first_token['p99']:.2f} s",
+            format_ms(1e3 * token["p50"]), format_ms(1e3 * token["p99"]),
+            format_count(result["preemptions"]),
+            f"{result['mean_running']:.1f}",
+            format_share(result["wasted_share"]),
+            format_bytes(result["peak_reserved"]),
+            format_count(result["driver_calls_waited_for"]))
     return table
 
 
@@ -67,6 +108,16 @@ def add_caches(document, results):
         document.add_section(
             f"{KV_TITLE}: {table.caption.split(':')[0]}",
             content + page.heading("Caches side by side") + table.to_html())
+
+
+def add_serving(document, results):
+    for runs in group_serving(results):
+        table = serving_table(runs)
+        document.add_section(
+            f"{SERVING_TITLE}: {table.caption.split(':')[0]}",
+            page.heading("Verdicts")
+            + page.bullet_list(findings.of_serving(runs))
+            + page.heading("Caches side by side") + table.to_html())
 
 
 def add_bench(document, results):

@@ -32,6 +32,7 @@ _MOMENT = shapes.fields({"event": _COUNT, "requested": _COUNT,
                          "external_fragmentation": shapes.number})
 _COST = shapes.fields({"driver_calls": _COUNT, "virtual_ms": shapes.number})
 _SPREAD = shapes.fields({"mean": shapes.number, "worst": shapes.number})
+_PERCENTILES = shapes.fields({"p50": shapes.number, "p99": shapes.number})
 _WORDS = shapes.list_of(shapes.text)
 _PERCENTS = shapes.list_of(shapes.integer(-1, 100))
 _CELLS = shapes.fields({"event": _COUNT, "cells": _PERCENTS})
@@ -89,6 +90,15 @@ _SHAPES = {
               "decode_steps": _COUNT, "decode_steps_waiting": _COUNT}),
              least=1)},
         {"trace": shapes.text, "model": shapes.text}),
+    "serving_replay": shapes.fields(
+        {"trace": shapes.text, "load_factor": shapes.number,
+         "cache": shapes.text, "requests": _COUNT, "requests_served": _COUNT,
+         "requests_per_second": shapes.number, "goodput": shapes.number,
+         "attainment": shapes.number, "seconds_to_first_token": _PERCENTILES,
+         "seconds_per_output_token": _PERCENTILES, "preemptions": _COUNT,
+         "mean_running": shapes.number, "kv_memory": _COUNT,
+         "wasted_share": shapes.number, "peak_reserved": _COUNT,
+         "driver_calls_waited_for": _COUNT}),
     "allocator_bench": shapes.fields(
         {"machine": shapes.text, "date": shapes.text,
          "sections": shapes.list_of(shapes.fields(
@@ -104,7 +114,8 @@ _SHAPES = {
 # By which a result is known that does not say what it is of.
 _MARKS = {"fragmentation_stress": {"policy", "trace"},
           "model_switching": {"scenario", "strategy"},
-          "kv_stress": {"caches"}, "allocator_bench": {"sections"}}
+          "serving_replay": {"cache", "goodput"}, "kv_stress": {"caches"},
+          "allocator_bench": {"sections"}}
 EXPERIMENTS = tuple(_SHAPES)
 
 _RECORD = shapes.fields({"experiment": shapes.text, "result": shapes.anything},
@@ -153,8 +164,12 @@ def make(experiment, command, seed, results):
 
 
 def split_output(text):
-    """What a program printed with --json, as a list of results."""
-    output = json.loads(text)
+    """What a program printed with --json, as a list of results: an array, an
+    object, or an object a line."""
+    try:
+        output = json.loads(text)
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line]
     return output if isinstance(output, list) else [output]
 
 

@@ -86,6 +86,20 @@ def cache_result(name="contiguous:1", **changes):
     return cache
 
 
+def serving_result(cache="contiguous:1", **changes):
+    """As serving_replay prints it."""
+    times = {"mean": 0.5, "p50": 0.4, "p90": 0.9, "p99": 1.5, "max": 2.0}
+    result = {
+        "trace": "folder/requests.csv", "load_factor": 2.0, "cache": cache,
+        "requests": 10, "requests_served": 10, "requests_per_second": 1.25,
+        "goodput": 1.0, "attainment": 0.8, "seconds_to_first_token": times,
+        "seconds_per_output_token": times, "preemptions": 0,
+        "mean_running": 1.5, "kv_memory": 1 << 30, "wasted_share": 0.125,
+        "peak_reserved": 1 << 29, "driver_calls_waited_for": 3}
+    result.update(changes)
+    return result
+
+
 def bench_result():
     return {"machine": "a machine", "date": "2026-01-01", "load": "0",
             "mimalloc": "2", "sections": [
@@ -102,6 +116,8 @@ def all_records():
     made += records.make("kv_stress", ["kv_stress"], 7, [{
         "kv_memory_bytes": 1 << 30, "requests": 4, "trace": "", "model": "",
         "caches": [cache_result(), cache_result("static")]}])
+    made += records.make("serving_replay", ["serving_replay"], 7, [
+        serving_result(), serving_result("static", goodput=0.5)])
     made += records.make("allocator_bench", ["allocator_bench"], 7,
                          [bench_result()])
     return made
@@ -216,6 +232,7 @@ class RecordsTest(unittest.TestCase):
                 ("model_switching", switching_result()),
                 ("kv_stress", {"kv_memory_bytes": 1, "requests": 1,
                                "caches": [cache_result()]}),
+                ("serving_replay", serving_result()),
                 ("allocator_bench", bench_result())):
             for text in (json.dumps([result], indent=1), json.dumps(result)):
                 made = read_text(text)
@@ -316,6 +333,26 @@ class FindingsTest(unittest.TestCase):
         told = findings.of_switching([
             switching_result(**{"class": "infeasible"})])
         self.assertIn("cannot fit", told[0])
+
+
+class OutputTest(unittest.TestCase):
+
+    def test_arrays_objects_and_lines(self):
+        for text, results in (('[{"a": 1}, {"b": 2}]', [{"a": 1}, {"b": 2}]),
+                              ('{\n "a": 1\n}\n', [{"a": 1}]),
+                              ('{"a": 1}\n{"b": 2}\n', [{"a": 1}, {"b": 2}])):
+            self.assertEqual(records.split_output(text), results)
+        with self.assertRaises(ValueError):
+            records.split_output("{")
+
+    def test_serving_tells_who_wins(self):
+        told = findings.of_serving([
+            serving_result(), serving_result("static", goodput=0.5,
+                                             wasted_share=0.01)])
+        self.assertEqual(told, [
+            "contiguous:1 serves most requests within the objective: 1.000 a "
+            "second.",
+            "static wastes least of what is held: 1.00 %."])
 
 
 class PartsTest(unittest.TestCase):

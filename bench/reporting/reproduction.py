@@ -3,8 +3,8 @@
 One model, a fixed context, a fixed batch, nothing beside it: a trace of its
 operators is played on a device that has little more memory than the trace
 needs, against each policy; and a real model's context grows on a small software
-device until the error comes. Either way what was held and asked for then is told,
-what came before, and whether it was capacity or fragmentation.
+device until the error comes. Either way what was held and asked for then is
+told, what came before, and whether it was capacity or fragmentation.
 """
 
 import json
