@@ -193,5 +193,5 @@ def line_chart(identity, series, limit, title, description, x_name="event"):
                      f'x="{width - right + 6}" y="{y + 4:.1f}">'
                      f'{_letter(i)}</text>')
     parts.append("</svg>")
-    return (f'<div class="scroll" tabindex="0" role="region" '
+    return (f'<div class="scroll" tabindex="0" role="group" '
             f'aria-label="{escape(title)}">{"".join(parts)}</div>')

@@ -77,7 +77,7 @@ class Table:
                 parts.append(f"<td{kind}>{escape(cell)}</td>")
             parts.append("</tr>\n")
         parts.append("</tbody></table>")
-        return (f'<div class="scroll" tabindex="0" role="region" '
+        return (f'<div class="scroll" tabindex="0" role="group" '
                 f'aria-label="{escape(self.caption)}">{"".join(parts)}</div>')
 
     def to_markdown(self):

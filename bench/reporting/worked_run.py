@@ -196,6 +196,7 @@ def serve(placement, workload, shape, programs, seed, progress=lambda: None):
         "--layers", str(shape.layers), "--kv-heads", str(shape.kv_heads),
         "--head-dim", str(shape.hidden // shape.heads),
         "--device-memory", str(room), "--headroom", "2MiB",
+        "--page-ahead", "8",
         "--max-model-len", str(workload.length), "--requests", "200",
         "--prompt-mean", "500", "--output-mean", "200",
         "--caches", "contiguous:auto,blocks:16,static", "--create-us", "193",
