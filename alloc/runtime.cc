@@ -36,6 +36,14 @@ absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
   return runtime;
 }
 
+std::unique_ptr<Runtime> Runtime::CreateView(Runtime* base,
+                                             const std::string& owner) {
+  auto view = std::unique_ptr<Runtime>(new Runtime());
+  view->base_ = base;
+  view->owner_ = base->RegisterOwner(owner);
+  return view;
+}
+
 Runtime::~Runtime() {
   for (Device& device : devices_) {
     if (device.memory == nullptr || !device.memory->in_forked_child()) return;
@@ -46,10 +54,12 @@ Runtime::~Runtime() {
 }
 
 DeviceMemory* Runtime::memory(DeviceId device) const {
+  if (base_ != nullptr) return base_->memory(device);
   return devices_[static_cast<size_t>(device.value())].memory.get();
 }
 
 DeviceAllocator* Runtime::allocator(DeviceId device) const {
+  if (base_ != nullptr) return base_->allocator(device);
   return devices_[static_cast<size_t>(device.value())].allocator.get();
 }
 

@@ -79,5 +79,34 @@ TEST(RuntimeTest, ACreateThatFailsAnywhereLeavesNothing) {
   }
 }
 
+TEST(RuntimeTest, ViewsHaveTheDevicesAndOwnersOfTheirOwn) {
+  auto runtime = Runtime::Create(MakeDriver(2), Options());
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  EXPECT_FALSE((*runtime)->owner());
+  const auto a = Runtime::CreateView(runtime->get(), "a");
+  const auto b = Runtime::CreateView(runtime->get(), "b");
+  for (const auto* view : {&a, &b}) {
+    EXPECT_EQ((*view)->driver(), (*runtime)->driver());
+    EXPECT_EQ((*view)->device_count(), 2);
+    for (int id = 0; id < 2; ++id) {
+      EXPECT_EQ((*view)->memory(DeviceId(id)),
+                (*runtime)->memory(DeviceId(id)));
+      EXPECT_EQ((*view)->allocator(DeviceId(id)),
+                (*runtime)->allocator(DeviceId(id)));
+    }
+    EXPECT_EQ((*view)->trace(), (*runtime)->trace());
+  }
+  OwnerRegistry* const owners = (*runtime)->owners();
+  EXPECT_EQ(a->owners(), owners);
+  ASSERT_TRUE(a->owner());
+  EXPECT_EQ(owners->Name(*a->owner()), "a");
+  EXPECT_EQ(owners->Name(a->RegisterOwner("weights")), "a/weights");
+  EXPECT_EQ(owners->Name(b->RegisterOwner("weights")), "b/weights");
+  EXPECT_EQ(owners->Name((*runtime)->RegisterOwner("weights")), "weights");
+  const auto draft = Runtime::CreateView(a.get(), "draft");
+  EXPECT_EQ(owners->Name(draft->RegisterOwner("kv")), "a/draft/kv");
+  EXPECT_EQ(draft->memory(), (*runtime)->memory());
+}
+
 }  // namespace
 }  // namespace quire

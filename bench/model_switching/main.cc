@@ -24,6 +24,8 @@
 #include "bench/model_switching/generator.h"
 #include "bench/model_switching/options.h"
 #include "bench/model_switching/player.h"
+#include "bench/model_switching/real_models.h"
+#include "bench/model_switching/real_report.h"
 #include "bench/model_switching/report.h"
 #include "bench/model_switching/scenario.h"
 #include "bench/progress.h"
@@ -218,6 +220,30 @@ absl::Status PlayDays(const SwitchingArguments& arguments,
   return absl::OkStatus();
 }
 
+// False where a model has said something else than alone.
+absl::StatusOr<bool> PlayRealModels(const SwitchingArguments& arguments,
+                                    const SwitchingPlan& plan) {
+  ProgressLine progress;
+  RealOptions options = plan.real;
+  options.progress = [&](const std::string& what, double done, double total) {
+    progress.Update(what, done, total);
+  };
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<RealModel> models,
+                         RunAlone(options));
+  std::vector<RealResult> results;
+  bool right = true;
+  for (const SwitchStrategy strategy : plan.strategies) {
+    QUIRE_ASSIGN_OR_RETURN(RealResult result,
+                           RunInTurns(options, models, strategy));
+    right = right && (result.failure || AllEqual(models, result));
+    results.push_back(std::move(result));
+  }
+  std::cout << (arguments.json
+                    ? RealToJson(models, results, SettingsToJson(arguments))
+                    : RealToTable(models, results));
+  return right;
+}
+
 int Fail(int exit_status, const absl::Status& error) {
   std::cerr << "model_switching: " << error.message() << "\n";
   return exit_status;
@@ -234,8 +260,13 @@ int Main(int argc, char** argv) {
   }
   const absl::StatusOr<SwitchingPlan> plan = MakePlan(arguments);
   if (!plan.ok()) return Fail(kWrongUsage, plan.status());
-  const absl::Status played = PlayDays(arguments, *plan);
-  return played.ok() ? 0 : Fail(kFailed, played);
+  if (plan->real.models.empty()) {
+    const absl::Status played = PlayDays(arguments, *plan);
+    return played.ok() ? 0 : Fail(kFailed, played);
+  }
+  const absl::StatusOr<bool> right = PlayRealModels(arguments, *plan);
+  if (!right.ok()) return Fail(kFailed, right.status());
+  return *right ? 0 : kFailed;
 }
 
 }  // namespace

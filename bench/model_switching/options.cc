@@ -1,7 +1,8 @@
 #include "bench/model_switching/options.h"
 
-#include <iterator>
+#include <algorithm>
 #include <optional>
+#include <span>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -23,8 +24,6 @@ void AddGeneratorArguments(CLI::App* app, SwitchingArguments* arguments) {
   app->add_option("--generate", generator.requests,
                   "A day of so many requests at random, instead of FILE")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1000000}));
-  app->add_option("--seed", generator.seed, "Of the day that is generated")
-      ->capture_default_str();
   app->add_option("--arrivals", arguments->arrivals,
                   "poisson: each request on its own; bursts: several for one "
                   "model")
@@ -48,9 +47,6 @@ void AddGeneratorArguments(CLI::App* app, SwitchingArguments* arguments) {
                   "After so long without a request a model is unloaded")
       ->check(CLI::Range(0.0, 1e9))
       ->capture_default_str();
-  app->add_option("--device-memory", arguments->device_memory,
-                  "Of the day that is generated")
-      ->capture_default_str();
   app->add_option(
          "--fill", generator.fill,
          "Models are unloaded until what is asked for is at most this\n"
@@ -59,6 +55,68 @@ void AddGeneratorArguments(CLI::App* app, SwitchingArguments* arguments) {
       ->capture_default_str();
   app->add_option("--write", arguments->write,
                   "Write the day to this file, for FILE");
+}
+
+void AddRealArguments(CLI::App* app, SwitchingArguments* arguments) {
+  RealOptions& real = arguments->real;
+  app->add_option(
+         "--real", real.models,
+         "Instead of FILE: these models, folders or files, take turns\n"
+         "on one device, with the strategies reload, keep and sleep;\n"
+         "each token is compared with a run of the model alone. Exit\n"
+         "status 1 where one differs")
+      ->delimiter(',');
+  app->add_option("--page-size", arguments->page_size, "--real: of the device")
+      ->capture_default_str();
+  app->add_option("--prompt-tokens", real.prompt_tokens,
+                  "--real: of each model, at random")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 20))
+      ->capture_default_str();
+  app->add_option("--tokens-per-turn", real.tokens_per_turn, "--real: decoded")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 20))
+      ->capture_default_str();
+  app->add_option("--turns", real.turns, "--real: of each model")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 20))
+      ->capture_default_str();
+  app->add_option("--threads", real.threads, "--real: 0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+}
+
+// Which of the ways to say what is played was taken.
+absl::Status CheckMode(const SwitchingArguments& arguments) {
+  const bool generates = arguments.generator.requests > 0;
+  const int ways = (arguments.file.empty() ? 0 : 1) + (generates ? 1 : 0) +
+                   (arguments.real.models.empty() ? 0 : 1);
+  if (ways != 1) {
+    return absl::InvalidArgumentError(
+        "one of FILE, --generate and --real says what to play");
+  }
+  if (generates && arguments.traces.empty()) {
+    return absl::InvalidArgumentError("--generate needs --traces");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<SwitchStrategy>> ChooseStrategies(
+    const SwitchingArguments& arguments) {
+  const std::span<const SwitchStrategy> known =
+      arguments.real.models.empty()
+          ? std::span<const SwitchStrategy>(kSwitchStrategies)
+          : std::span<const SwitchStrategy>(kRealStrategies);
+  if (arguments.strategies.empty()) {
+    return std::vector<SwitchStrategy>(known.begin(), known.end());
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<SwitchStrategy> strategies,
+                         ParseSwitchStrategies(arguments.strategies));
+  for (const SwitchStrategy strategy : strategies) {
+    if (std::find(known.begin(), known.end(), strategy) == known.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("real models do not know the strategy ",
+                       SwitchStrategyName(strategy)));
+    }
+  }
+  return strategies;
 }
 
 }  // namespace
@@ -94,35 +152,40 @@ void AddArguments(CLI::App* app, SwitchingArguments* arguments) {
                   "shared: the part of a pool that never gives way")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  app->add_option("--seed", arguments->generator.seed,
+                  "Of what is drawn: the day, or the prompts")
+      ->capture_default_str();
+  app->add_option(
+      "--device-memory", arguments->device_memory,
+      "Of the day that is generated, default 16GiB; of the device\n"
+      "that real models share, default what the largest takes, and\n"
+      "a sixteenth");
   AddGeneratorArguments(app, arguments);
+  AddRealArguments(app, arguments);
   app->add_flag("--json", arguments->json, "Machine-readable output");
 }
 
 absl::StatusOr<SwitchingPlan> MakePlan(const SwitchingArguments& arguments) {
-  const bool generates = arguments.generator.requests > 0;
-  if (generates == !arguments.file.empty()) {
-    return absl::InvalidArgumentError(
-        "either FILE or --generate says which days to play");
-  }
-  if (generates && arguments.traces.empty()) {
-    return absl::InvalidArgumentError("--generate needs --traces");
-  }
+  QUIRE_RETURN_IF_ERROR(CheckMode(arguments));
   SwitchingPlan plan;
   QUIRE_ASSIGN_OR_RETURN(plan.policies, ParsePolicySpecs(arguments.policies));
-  if (arguments.strategies.empty()) {
-    plan.strategies.assign(std::begin(kSwitchStrategies),
-                           std::end(kSwitchStrategies));
-  } else {
-    QUIRE_ASSIGN_OR_RETURN(plan.strategies,
-                           ParseSwitchStrategies(arguments.strategies));
-  }
+  QUIRE_ASSIGN_OR_RETURN(plan.strategies, ChooseStrategies(arguments));
   QUIRE_ASSIGN_OR_RETURN(plan.rates.disk,
                          ReadSize("--disk-rate", arguments.disk_rate));
   QUIRE_ASSIGN_OR_RETURN(plan.rates.host,
                          ReadSize("--host-rate", arguments.host_rate));
   plan.generator = arguments.generator;
-  QUIRE_ASSIGN_OR_RETURN(plan.generator.usable,
-                         ReadSize("--device-memory", arguments.device_memory));
+  plan.generator.usable = GiB(16);
+  plan.real = arguments.real;
+  if (!arguments.device_memory.empty()) {
+    QUIRE_ASSIGN_OR_RETURN(
+        plan.generator.usable,
+        ReadSize("--device-memory", arguments.device_memory));
+    plan.real.device_memory = plan.generator.usable;
+  }
+  QUIRE_ASSIGN_OR_RETURN(plan.real.page_size,
+                         ReadSize("--page-size", arguments.page_size));
+  plan.real.seed = arguments.generator.seed;
   plan.generator.arrivals = arguments.arrivals == "bursts"
                                 ? ArrivalProcess::kBursts
                                 : ArrivalProcess::kPoisson;
@@ -134,6 +197,17 @@ absl::StatusOr<SwitchingPlan> MakePlan(const SwitchingArguments& arguments) {
 
 nlohmann::json SettingsToJson(const SwitchingArguments& arguments) {
   const GeneratorOptions& generator = arguments.generator;
+  const RealOptions& real = arguments.real;
+  if (!real.models.empty()) {
+    return {{"real", real.models},
+            {"device_memory", arguments.device_memory},
+            {"page_size", arguments.page_size},
+            {"prompt_tokens", real.prompt_tokens},
+            {"tokens_per_turn", real.tokens_per_turn},
+            {"turns", real.turns},
+            {"threads", real.threads},
+            {"seed", generator.seed}};
+  }
   nlohmann::json settings = {{"file", arguments.file},
                              {"traces", arguments.traces},
                              {"disk_rate", arguments.disk_rate},

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/model_switching/generator.h"
+#include "bench/model_switching/real_models.h"
 #include "bench/model_switching/report.h"
 #include "bench/model_switching/switch_strategy.h"
 #include "bench/policies/policy_registry.h"
@@ -32,8 +33,11 @@ struct SwitchingArguments {
   GeneratorOptions generator;  // no requests: days are read from a file
   std::string arrivals = "poisson";
   std::string mix;
-  std::string device_memory = "16GiB";
+  // Empty: 16 GiB for days, and what is needed for real models.
+  std::string device_memory;
   std::string write;
+  RealOptions real;  // no models: days are played
+  std::string page_size = "2MiB";
   bool json = false;
 };
 
@@ -45,6 +49,7 @@ struct SwitchingPlan {
   std::vector<SwitchStrategy> strategies;
   SwitchRates rates;
   GeneratorOptions generator;
+  RealOptions real;
 };
 // Errors, for which the command line is to blame: kInvalidArgument with the
 // option.

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/model_switching/spread.h"
 #include "bench/text_table.h"
 #include "nlohmann/json.hpp"
 
@@ -11,18 +12,6 @@ namespace quire {
 namespace {
 
 using nlohmann::json;
-
-// Of some figure over a day.
-struct Spread {
-  double mean = 0;
-  double worst = 0;
-  size_t count = 0;
-
-  void Add(double value) {
-    mean += (value - mean) / static_cast<double>(++count);
-    worst = std::max(worst, value);
-  }
-};
 
 Spread SwitchTimes(const SwitchingRun& run) {
   Spread spread;
@@ -48,12 +37,6 @@ Spread IdleShares(const SwitchingRun& run) {
     if (step.idle) spread.Add(*step.idle);
   }
   return spread;
-}
-
-json ToJson(const Spread& spread) {
-  if (spread.count == 0) return {};
-  return {
-      {"mean", spread.mean}, {"worst", spread.worst}, {"count", spread.count}};
 }
 
 double Ratio(const ScenarioResult& result) {
@@ -140,9 +123,9 @@ json RunToJson(const SwitchingRun& run, const json& settings) {
                  {"host_rate", run.rates.host.value()},
                  {"pool_minimum", run.pool_minimum},
                  {"wake_to_copy", OrNull(run.WakeToCopy())},
-                 {"idle_share", ToJson(IdleShares(run))},
-                 {"seconds_to_switch", ToJson(SwitchTimes(run))},
-                 {"seconds_to_first_token", ToJson(FirstTokenTimes(run))},
+                 {"idle_share", IdleShares(run).ToJson()},
+                 {"seconds_to_switch", SwitchTimes(run).ToJson()},
+                 {"seconds_to_first_token", FirstTokenTimes(run).ToJson()},
                  {"settings", settings}};
   json& steps = object["steps"] = json::array();
   for (size_t i = 0; i < result.steps.size(); ++i) {

@@ -8,7 +8,7 @@
 namespace quire {
 
 Workspace::Workspace(Runtime* runtime)
-    : runtime_(runtime), owner_(runtime->owners()->Register("workspace")) {}
+    : runtime_(runtime), owner_(runtime->RegisterOwner("workspace")) {}
 
 Workspace::~Workspace() {
   // The addresses are this allocator's and nothing uses them: what Free could

@@ -49,7 +49,7 @@ absl::Status WeightBuilder::Build(const StreamingOptions& options,
     return absl::FailedPreconditionError(
         absl::StrCat("the host operations cannot run on the memory of driver '",
                      runtime_->driver()->name(), "'"));
-  owner_ = runtime_->owners()->Register("weights");
+  owner_ = runtime_->RegisterOwner("weights");
   QUIRE_RETURN_IF_ERROR(Describe());
   QUIRE_ASSIGN_OR_RETURN(const std::vector<TensorPlacement> tensors,
                          AllocateTensors());
@@ -61,7 +61,7 @@ absl::Status WeightBuilder::Build(const StreamingOptions& options,
 }
 
 absl::Status WeightBuilder::Reserve() {
-  owner_ = runtime_->owners()->Register("weights");
+  owner_ = runtime_->RegisterOwner("weights");
   QUIRE_RETURN_IF_ERROR(Describe());
   QUIRE_RETURN_IF_ERROR(AllocateTensors().status());
   std::vector<WeightPart>& parts = weights_->parts_;

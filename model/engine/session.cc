@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
         "a swap space of ", FormatBytes(options.swap_space),
         " needs the contiguous KV cache: what is preempted in the ",
         KvCacheKindName(options.kv_cache), " one is computed again"));
-  const OwnerId owner = runtime->owners()->Register("kv");
+  const OwnerId owner = runtime->RegisterOwner("kv");
   switch (options.kv_cache) {
     case KvCacheKind::kPaged:
       return BlockTableCache::Create(
@@ -168,7 +168,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   QUIRE_ASSIGN_OR_RETURN(session->config_,
                          ParseModelConfig(*session->checkpoint_));
   const ModelConfig& config = session->config_;
-  QUIRE_ASSIGN_OR_RETURN(session->runtime_, CreateRuntime(options.device));
+  if (options.runtime != nullptr) {
+    session->runtime_ = Runtime::CreateView(options.runtime, options.owner);
+  } else {
+    QUIRE_ASSIGN_OR_RETURN(session->runtime_, CreateRuntime(options.device));
+  }
   Runtime* runtime = session->runtime_.get();
   if (!options.sharing.ledger.empty()) {
     QUIRE_ASSIGN_OR_RETURN(

@@ -5,6 +5,7 @@
 #define QUIRE_ALLOC_RUNTIME_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,16 +41,37 @@ class Runtime {
   // Takes the driver. Every device of it gets a pool and an allocator.
   static absl::StatusOr<std::unique_ptr<Runtime>> Create(
       std::unique_ptr<Driver> driver, RuntimeOptions options);
+  // The same devices for one of several users of them, say a model: what
+  // registers its owners with RegisterOwner has them below `owner`, so that
+  // they can be limited, or put to sleep, as one. `base` outlives it.
+  static std::unique_ptr<Runtime> CreateView(Runtime* base,
+                                             const std::string& owner);
   // In a forked child the devices are left to the parent.
   ~Runtime();
 
-  Driver* driver() const { return driver_.get(); }
-  int device_count() const { return static_cast<int>(devices_.size()); }
+  Driver* driver() const {
+    return base_ == nullptr ? driver_.get() : base_->driver();
+  }
+  int device_count() const {
+    return base_ == nullptr ? static_cast<int>(devices_.size())
+                            : base_->device_count();
+  }
   // REQUIRES: device < device_count.
   DeviceMemory* memory(DeviceId device = DeviceId(0)) const;
   DeviceAllocator* allocator(DeviceId device = DeviceId(0)) const;
-  OwnerRegistry* owners() { return &owners_; }
-  EventTrace* trace() { return trace_.get(); }
+  OwnerRegistry* owners() {
+    return base_ == nullptr ? &owners_ : base_->owners();
+  }
+  EventTrace* trace() {
+    return base_ == nullptr ? trace_.get() : base_->trace();
+  }
+  // Of a view: what all its owners are below. Else none.
+  std::optional<OwnerId> owner() const { return owner_; }
+  // The owner of this name at the top, or below owner().
+  OwnerId RegisterOwner(const std::string& name) {
+    return owner_ ? owners()->Register(name, *owner_)
+                  : owners()->Register(name);
+  }
 
  private:
   struct Device {
@@ -63,6 +85,10 @@ class Runtime {
   OwnerRegistry owners_;
   std::unique_ptr<EventTrace> trace_;
   std::vector<Device> devices_;
+
+  // Of a view, which has nothing else.
+  Runtime* base_ = nullptr;
+  std::optional<OwnerId> owner_;
 };
 
 }  // namespace quire

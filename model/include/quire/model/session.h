@@ -63,6 +63,13 @@ struct AdapterSource {
 
 struct SessionOptions {
   DeviceOptions device;
+  // Instead of a device of its own: one that other sessions of this process are
+  // on as well. It outlives the session, all of whose memory is below `owner`
+  // there, so that DeviceAllocator::Sleep puts the session to sleep by that
+  // name. With `sharing` and `on_leaks`, which are of the device as a whole,
+  // use a device of its own.
+  Runtime* runtime = nullptr;
+  std::string owner = "model";
   SharingOptions sharing;
   StreamingOptions streaming;
   DecoderOptions decoder;

@@ -1,0 +1,115 @@
+// Small models of three kinds in turns on a device that holds one of them: what
+// they say does not depend on who was there between.
+
+#include "bench/model_switching/real_models.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace quire {
+namespace {
+
+RealOptions SmallModels() {
+  const std::filesystem::path golden =
+      std::filesystem::path(QUIRE_SOURCE_DIR) / "tests/golden";
+  RealOptions options;
+  for (const char* name : {"gptq-w4-sym", "plain-f32", "rope-llama3"}) {
+    options.models.push_back((golden / name).string());
+  }
+  options.page_size = KiB(64);
+  options.threads = 2;
+  return options;
+}
+
+class RealModelsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto models = RunAlone(options_);
+    ASSERT_TRUE(models.ok()) << models.status();
+    models_ = *models;
+    for (const RealModel& model : models_) {
+      EXPECT_EQ(model.tokens.size(), options_.turns * options_.tokens_per_turn);
+      largest_ = std::max(largest_, model.peak);
+      all_ = SaturatingAdd(all_, model.peak);
+    }
+  }
+
+  RealResult Play(SwitchStrategy strategy) {
+    const auto result = RunInTurns(options_, models_, strategy);
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.value_or(RealResult());
+  }
+
+  void ExpectAllEqual(const RealResult& result) {
+    ASSERT_EQ(result.tokens.size(), models_.size());
+    for (size_t i = 0; i < models_.size(); ++i) {
+      EXPECT_EQ(result.tokens[i], models_[i].tokens) << models_[i].path;
+    }
+    EXPECT_EQ(result.switches.size(), models_.size() * options_.turns);
+  }
+
+  RealOptions options_ = SmallModels();
+  std::vector<RealModel> models_;
+  Bytes largest_;
+  Bytes all_;
+};
+
+TEST_F(RealModelsTest, SleepAndGoOn) {
+  const RealResult result = Play(SwitchStrategy::kSleep);
+  EXPECT_FALSE(result.failure) << *result.failure;
+  ExpectAllEqual(result);
+  // There was no room for two.
+  EXPECT_LT(result.device_memory, all_);
+  EXPECT_LE(result.peak_reserved, result.device_memory);
+  EXPECT_GT(result.peak_host_memory, Bytes(0));
+  // Each but the last that ran sleeps at the end.
+  EXPECT_GT(result.copied_out, result.copied_in);
+  EXPECT_GT(result.copied_in, Bytes(0));
+}
+
+TEST_F(RealModelsTest, AreReadAgainAndGoOn) {
+  const RealResult once = Play(SwitchStrategy::kSleep);
+  const RealResult result = Play(SwitchStrategy::kReload);
+  EXPECT_FALSE(result.failure) << *result.failure;
+  ExpectAllEqual(result);
+  EXPECT_EQ(result.read.value(), once.read.value() * options_.turns);
+  EXPECT_EQ(result.copied_out, Bytes(0));
+  EXPECT_EQ(result.peak_host_memory, Bytes(0));
+}
+
+TEST_F(RealModelsTest, StayWhereThereIsRoom) {
+  options_.device_memory = SaturatingAdd(all_, MiB(1));
+  const RealResult result = Play(SwitchStrategy::kKeep);
+  EXPECT_FALSE(result.failure) << *result.failure;
+  ExpectAllEqual(result);
+  EXPECT_EQ(result.copied_out, Bytes(0));
+}
+
+TEST_F(RealModelsTest, SayThatMemoryRanOut) {
+  const RealResult result = Play(SwitchStrategy::kKeep);
+  ASSERT_TRUE(result.failure);
+  EXPECT_NE(result.failure->find(options_.models[1]), std::string::npos)
+      << *result.failure;
+}
+
+TEST(RealModelsErrorTest, NamesTheModel) {
+  RealOptions options;
+  options.models = {"/nowhere"};
+  const auto models = RunAlone(options);
+  ASSERT_FALSE(models.ok());
+  EXPECT_EQ(models.status().message().find("/nowhere"), 0u) << models.status();
+}
+
+TEST(FirstDifferenceTest, ComparesLengthsToo) {
+  EXPECT_EQ(FirstDifference({1, 2, 3}, {1, 2, 3}), std::nullopt);
+  EXPECT_EQ(FirstDifference({1, 2, 3}, {1, 4, 3}), 1u);
+  EXPECT_EQ(FirstDifference({1, 2, 3}, {1, 2}), 2u);
+  EXPECT_EQ(FirstDifference({1, 2}, {1, 2, 3}), 2u);
+}
+
+}  // namespace
+}  // namespace quire
