@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "bench/kv_stress/model_table.h"
-#include "bench/kv_stress/request_source.h"
+#include "bench/serving/model_table.h"
+#include "bench/serving/request_source.h"
 #include "quire/alloc/units.h"
 
 namespace quire {

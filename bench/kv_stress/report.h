@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/kv_stress/simulation.h"
+#include "bench/serving/simulation.h"
 
 namespace quire {
 

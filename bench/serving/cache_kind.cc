@@ -1,4 +1,4 @@
-#include "bench/kv_stress/cache_kind.h"
+#include "bench/serving/cache_kind.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
-// The caches that kv_stress holds against each other.
+// The caches that are held against each other.
 
-#ifndef QUIRE_BENCH_KV_STRESS_CACHE_KIND_H_
-#define QUIRE_BENCH_KV_STRESS_CACHE_KIND_H_
+#ifndef QUIRE_BENCH_SERVING_CACHE_KIND_H_
+#define QUIRE_BENCH_SERVING_CACHE_KIND_H_
 
 #include <cstdint>
 #include <functional>
@@ -58,4 +58,4 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> MakeStressCache(
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_KV_STRESS_CACHE_KIND_H_
+#endif  // QUIRE_BENCH_SERVING_CACHE_KIND_H_

@@ -1,4 +1,4 @@
-#include "bench/kv_stress/cost_model.h"
+#include "bench/serving/cost_model.h"
 
 #include <algorithm>
 #include <cmath>

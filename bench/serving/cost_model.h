@@ -1,15 +1,15 @@
 // What driver calls and steps of a model would take on a card: the virtual
-// clock of kv_stress, from one file of figures.
+// clock of simulations, from one file of figures.
 
-#ifndef QUIRE_BENCH_KV_STRESS_COST_MODEL_H_
-#define QUIRE_BENCH_KV_STRESS_COST_MODEL_H_
+#ifndef QUIRE_BENCH_SERVING_COST_MODEL_H_
+#define QUIRE_BENCH_SERVING_COST_MODEL_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "bench/kv_stress/model_table.h"
+#include "bench/serving/model_table.h"
 #include "quire/alloc/virtual_clock.h"
 
 namespace quire {
@@ -49,4 +49,4 @@ class CostModel {
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_KV_STRESS_COST_MODEL_H_
+#endif  // QUIRE_BENCH_SERVING_COST_MODEL_H_

@@ -1,4 +1,4 @@
-#include "bench/kv_stress/model_table.h"
+#include "bench/serving/model_table.h"
 
 #include <algorithm>
 

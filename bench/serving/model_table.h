@@ -1,7 +1,7 @@
 // Published models: what their KV caches and their weights take.
 
-#ifndef QUIRE_BENCH_KV_STRESS_MODEL_TABLE_H_
-#define QUIRE_BENCH_KV_STRESS_MODEL_TABLE_H_
+#ifndef QUIRE_BENCH_SERVING_MODEL_TABLE_H_
+#define QUIRE_BENCH_SERVING_MODEL_TABLE_H_
 
 #include <cstdint>
 #include <span>
@@ -42,4 +42,4 @@ const StressModel* FindStressModel(const std::string& name);
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_KV_STRESS_MODEL_TABLE_H_
+#endif  // QUIRE_BENCH_SERVING_MODEL_TABLE_H_

@@ -1,4 +1,4 @@
-#include "bench/kv_stress/prompt_tokens.h"
+#include "bench/serving/prompt_tokens.h"
 
 namespace quire {
 

@@ -1,15 +1,15 @@
 // The tokens of requests whose contents are known by block: equal blocks have
 // equal tokens, and what is decoded is like nothing else.
 
-#ifndef QUIRE_BENCH_KV_STRESS_PROMPT_TOKENS_H_
-#define QUIRE_BENCH_KV_STRESS_PROMPT_TOKENS_H_
+#ifndef QUIRE_BENCH_SERVING_PROMPT_TOKENS_H_
+#define QUIRE_BENCH_SERVING_PROMPT_TOKENS_H_
 
 #include <cstdint>
 #include <map>
 #include <span>
 #include <vector>
 
-#include "bench/kv_stress/request_source.h"
+#include "bench/serving/request_source.h"
 #include "quire/paging/victim_policy.h"
 
 namespace quire {
@@ -34,4 +34,4 @@ class PromptTokens {
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_KV_STRESS_PROMPT_TOKENS_H_
+#endif  // QUIRE_BENCH_SERVING_PROMPT_TOKENS_H_

@@ -1,4 +1,4 @@
-#include "bench/kv_stress/request_source.h"
+#include "bench/serving/request_source.h"
 
 #include <algorithm>
 

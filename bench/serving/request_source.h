@@ -1,7 +1,7 @@
-// The requests that kv_stress serves: from a trace, or drawn at random.
+// Requests to be served: from a trace, or drawn at random.
 
-#ifndef QUIRE_BENCH_KV_STRESS_REQUEST_SOURCE_H_
-#define QUIRE_BENCH_KV_STRESS_REQUEST_SOURCE_H_
+#ifndef QUIRE_BENCH_SERVING_REQUEST_SOURCE_H_
+#define QUIRE_BENCH_SERVING_REQUEST_SOURCE_H_
 
 #include <cstdint>
 #include <string>
@@ -40,4 +40,4 @@ std::vector<StressRequest> MakeRandomRequests(
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_KV_STRESS_REQUEST_SOURCE_H_
+#endif  // QUIRE_BENCH_SERVING_REQUEST_SOURCE_H_

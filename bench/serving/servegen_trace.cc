@@ -1,4 +1,4 @@
-#include "bench/kv_stress/servegen_trace.h"
+#include "bench/serving/servegen_trace.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "bench/kv_stress/trace_lines.h"
+#include "bench/serving/trace_lines.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
 

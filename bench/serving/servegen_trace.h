@@ -1,13 +1,13 @@
 // Requests drawn from ServeGen's statistics of production clients.
 
-#ifndef QUIRE_BENCH_KV_STRESS_SERVEGEN_TRACE_H_
-#define QUIRE_BENCH_KV_STRESS_SERVEGEN_TRACE_H_
+#ifndef QUIRE_BENCH_SERVING_SERVEGEN_TRACE_H_
+#define QUIRE_BENCH_SERVING_SERVEGEN_TRACE_H_
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "bench/kv_stress/traces.h"
+#include "bench/serving/traces.h"
 
 namespace quire {
 
@@ -20,4 +20,4 @@ absl::StatusOr<std::vector<StressRequest>> ReadServegen(
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_KV_STRESS_SERVEGEN_TRACE_H_
+#endif  // QUIRE_BENCH_SERVING_SERVEGEN_TRACE_H_

@@ -1,5 +1,5 @@
-// What kv_stress reads and computes, against files written by hand, published
-// configurations and moments of the distributions.
+// What simulations of serving read and compute, against files written by hand,
+// published configurations and moments of the distributions.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "bench/kv_stress/cost_model.h"
-#include "bench/kv_stress/model_table.h"
-#include "bench/kv_stress/prompt_tokens.h"
-#include "bench/kv_stress/traces.h"
+#include "bench/serving/cost_model.h"
+#include "bench/serving/model_table.h"
+#include "bench/serving/prompt_tokens.h"
+#include "bench/serving/traces.h"
 
 namespace quire {
 namespace {
@@ -29,7 +29,7 @@ class TraceTest : public ::testing::Test {
  protected:
   TraceTest()
       : folder_(std::filesystem::path(::testing::TempDir()) /
-                absl::StrCat("kv_stress_trace_", getpid())) {
+                absl::StrCat("serving_trace_", getpid())) {
     std::filesystem::create_directories(folder_);
   }
   ~TraceTest() override { std::filesystem::remove_all(folder_); }

@@ -1,4 +1,4 @@
-#include "bench/kv_stress/simulation.h"
+#include "bench/serving/simulation.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "bench/kv_stress/prompt_tokens.h"
+#include "bench/serving/prompt_tokens.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/owner.h"
@@ -59,9 +59,10 @@ class Simulation {
     uint64_t computed = 0;
   };
 
+  double seconds() const { return static_cast<double>(now_ns_) / 1e9; }
   double now() const {
     return options_.clock_is_steps ? static_cast<double>(result_.steps)
-                                   : static_cast<double>(now_ns_) / 1e9;
+                                   : seconds();
   }
   const StressRequest& RequestOf(RequestId id) const {
     return *requests_[id.value() - 1];
@@ -172,6 +173,9 @@ absl::Status Simulation::Add(const StressRequest& request) {
   QUIRE_ASSIGN_OR_RETURN(const RequestId id,
                          scheduler_->Add(request.prompt, request.output));
   requests_.push_back(&request);
+  result_.timings.push_back(
+      {.arrival = options_.clock_is_steps ? seconds() : request.arrival,
+       .output = request.output});
   if (options_.prefixes) tokens_.Add(id, &request);
   return absl::OkStatus();
 }
@@ -200,8 +204,15 @@ absl::Status Simulation::Step() {
     const bool decode = item.first >= request.prompt && item.count == 1;
     decodes |= decode;
     (decode ? result_.decoded_tokens : result_.prompt_tokens) += item.count;
-    if (item.first + item.count + 1 == request.tokens())
+    const uint64_t end = item.first + item.count;
+    RequestTiming& timing = result_.timings[item.request.value() - 1];
+    // A request that was preempted has had its first token before.
+    if (end >= request.prompt && timing.first_token == 0)
+      timing.first_token = seconds();
+    if (end + 1 == request.tokens()) {
+      timing.last_token = seconds();
       last.push_back(item.request);
+    }
   }
   Sample(options_.clock_is_steps ? 1
                                  : static_cast<double>(waited_ns + busy_ns));
@@ -322,7 +333,7 @@ absl::StatusOr<SimulationResult> Simulation::Finish() {
   QUIRE_RETURN_IF_ERROR(cache_->CheckInvariants());
   QUIRE_RETURN_IF_ERROR(memory_->CheckInvariants());
   result_.scheduler = scheduler_->GetStatistics();
-  result_.virtual_seconds = static_cast<double>(now_ns_) / 1e9;
+  result_.virtual_seconds = seconds();
   result_.host_us_per_step = Median(std::move(host_us_));
   for (double* mean : {&result_.running, &result_.live_bytes,
                        &result_.needed_bytes, &result_.held_bytes})

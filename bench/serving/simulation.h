@@ -6,18 +6,18 @@
 // what ended is released, who runs next is admitted, and pages are mapped
 // ahead.
 
-#ifndef QUIRE_BENCH_KV_STRESS_SIMULATION_H_
-#define QUIRE_BENCH_KV_STRESS_SIMULATION_H_
+#ifndef QUIRE_BENCH_SERVING_SIMULATION_H_
+#define QUIRE_BENCH_SERVING_SIMULATION_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "bench/kv_stress/cache_kind.h"
-#include "bench/kv_stress/cost_model.h"
-#include "bench/kv_stress/model_table.h"
-#include "bench/kv_stress/request_source.h"
+#include "bench/serving/cache_kind.h"
+#include "bench/serving/cost_model.h"
+#include "bench/serving/model_table.h"
+#include "bench/serving/request_source.h"
 #include "quire/alloc/units.h"
 #include "quire/paging/scheduler.h"
 
@@ -36,6 +36,23 @@ struct SimulationOptions {
   bool clock_is_steps = false;
   // All have arrived and so many run: memory is trimmed and the rest weighed.
   uint32_t idle_sequences = 16;
+};
+
+// Of one request: when it came and when its tokens were there, on the virtual
+// clock, whatever the clock of arrivals.
+struct RequestTiming {
+  double arrival = 0;
+  double first_token = 0;
+  double last_token = 0;
+  uint64_t output = 0;  // tokens
+
+  double time_to_first_token() const { return first_token - arrival; }
+  // Mean of the tokens behind the first one; 0 where there are none.
+  double time_per_output_token() const {
+    return output < 2
+               ? 0
+               : (last_token - first_token) / static_cast<double>(output - 1);
+  }
 };
 
 struct SimulationResult {
@@ -80,6 +97,8 @@ struct SimulationResult {
   // With idle_sequences left, after Trim.
   Bytes idle_held;
   Bytes idle_live;
+
+  std::vector<RequestTiming> timings;  // in the order of arrival
 };
 
 // Every request must fit in the longest sequence.
@@ -90,4 +109,4 @@ absl::StatusOr<SimulationResult> Simulate(
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_KV_STRESS_SIMULATION_H_
+#endif  // QUIRE_BENCH_SERVING_SIMULATION_H_

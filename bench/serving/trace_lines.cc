@@ -1,4 +1,4 @@
-#include "bench/kv_stress/trace_lines.h"
+#include "bench/serving/trace_lines.h"
 
 #include <chrono>
 #include <cmath>

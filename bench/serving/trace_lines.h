@@ -1,7 +1,7 @@
 // Lines of a trace file, and the fields on them, with errors that say where.
 
-#ifndef QUIRE_BENCH_KV_STRESS_TRACE_LINES_H_
-#define QUIRE_BENCH_KV_STRESS_TRACE_LINES_H_
+#ifndef QUIRE_BENCH_SERVING_TRACE_LINES_H_
+#define QUIRE_BENCH_SERVING_TRACE_LINES_H_
 
 #include <cstdint>
 #include <fstream>
@@ -44,4 +44,4 @@ class TraceLines {
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_KV_STRESS_TRACE_LINES_H_
+#endif  // QUIRE_BENCH_SERVING_TRACE_LINES_H_

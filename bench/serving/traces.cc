@@ -1,12 +1,12 @@
-#include "bench/kv_stress/traces.h"
+#include "bench/serving/traces.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "bench/kv_stress/servegen_trace.h"
-#include "bench/kv_stress/trace_lines.h"
+#include "bench/serving/servegen_trace.h"
+#include "bench/serving/trace_lines.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
 

@@ -11,15 +11,15 @@
 // Which of them a file is shows from its first line, or its name. Every error
 // names the file, and the line where there is one.
 
-#ifndef QUIRE_BENCH_KV_STRESS_TRACES_H_
-#define QUIRE_BENCH_KV_STRESS_TRACES_H_
+#ifndef QUIRE_BENCH_SERVING_TRACES_H_
+#define QUIRE_BENCH_SERVING_TRACES_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "bench/kv_stress/request_source.h"
+#include "bench/serving/request_source.h"
 
 namespace quire {
 
@@ -36,4 +36,4 @@ absl::StatusOr<std::vector<StressRequest>> ReadTrace(
 
 }  // namespace quire
 
-#endif  // QUIRE_BENCH_KV_STRESS_TRACES_H_
+#endif  // QUIRE_BENCH_SERVING_TRACES_H_

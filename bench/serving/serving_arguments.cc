@@ -1,0 +1,244 @@
+#include "bench/serving/serving_arguments.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "bench/serving/model_table.h"
+#include "bench/serving/traces.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+KvDType ParseDType(const std::string& name) {
+  return name == "f32"    ? KvDType::kF32
+         : name == "bf16" ? KvDType::kBF16
+                          : KvDType::kF16;
+}
+
+// Of a sequence at a step of its life: there is one for each of its new tokens,
+// and half of them are there on average. With page-ahead a prompt is backed
+// whole, a step before its first tokens are computed and until its last ones
+// are, and at most so many steps more are mapped.
+KvWorkload MakeKvWorkload(double waste_limit,
+                          const SimulationOptions& simulation,
+                          const std::vector<StressRequest>& requests) {
+  const double batch = simulation.scheduler.max_num_batched_tokens;
+  double tokens = 0;
+  double waiting = 0;
+  double steps = 0;
+  for (const StressRequest& request : requests) {
+    const double prompt = static_cast<double>(request.prompt);
+    const double output = static_cast<double>(request.output);
+    tokens += output * (prompt + output / 2);
+    waiting += prompt * (1 + prompt / batch / 2);
+    steps += output;
+  }
+  KvWorkload workload;
+  workload.mean_tokens = static_cast<uint64_t>(std::max(tokens / steps, 1.0));
+  workload.waste_limit = waste_limit;
+  if (simulation.scheduler.prepare_next)
+    workload.idle_tokens = waiting / steps + simulation.cache.page_ahead;
+  return workload;
+}
+
+}  // namespace
+
+void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
+  const CLI::Validator is_size(
+      [](std::string& text) {
+        const auto bytes = ParseBytes(text);
+        return bytes ? std::string() : "'" + text + "' is no size, as 8GiB is";
+      },
+      "SIZE");
+  std::vector<std::string> models;
+  for (const StressModel& model : StressModels()) models.push_back(model.name);
+  app->add_option("--model", arguments->model,
+                  "Whose KV cache it is; its weights take of the device memory")
+      ->check(CLI::IsMember(models));
+  app->add_option("--device-memory", arguments->device_memory,
+                  "Physical memory of the device")
+      ->check(is_size)
+      ->capture_default_str();
+  app->add_option("--gpu-memory-utilization", arguments->memory_utilization,
+                  "The part of it for weights and cache, with --model")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  app->add_option("--page-size", arguments->page_size, "A multiple of 2MiB")
+      ->check(is_size)
+      ->capture_default_str();
+  app->add_option("--headroom", arguments->headroom,
+                  "Memory that admissions leave free")
+      ->check(is_size)
+      ->capture_default_str();
+  app->add_option("--caches", arguments->caches,
+                  "Kinds of cache: contiguous:G with G layers to a row,\n"
+                  "contiguous:all, contiguous:auto, blocks:N with N tokens to\n"
+                  "a block, static")
+      ->delimiter(',');
+  app->add_option(
+         "--waste-limit", arguments->waste_limit,
+         "What contiguous:auto may lose to partly used pages and to what is\n"
+         "backed ahead, of what sequences keep")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app->add_option("--dtype", arguments->dtype, "Of the cache")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+      ->capture_default_str();
+  app->add_option("--map-ahead", arguments->map_ahead,
+                  "Pages mapped beyond the need, per group of layers")
+      ->capture_default_str();
+  app->add_option("--page-ahead", arguments->page_ahead,
+                  "Steps that contiguous caches map ahead at most, while the\n"
+                  "device computes; requests are then released and admitted\n"
+                  "meanwhile too, and pages created at the start. 0: all when\n"
+                  "it is needed. Default: 8 with --model, else 0")
+      ->check(CLI::Range(0u, 1024u));
+  app->add_flag("--park", arguments->park,
+                "With page-ahead too, what ends stays mapped for whom it fits");
+  app->add_option("--requests", arguments->requests,
+                  "So many requests; 0: all of a trace (of servegen 10000), "
+                  "2000 random ones")
+      ->capture_default_str();
+  app->add_flag("--saturate", arguments->saturate, "All arrive at once");
+  app->add_option("--arrivals-per-second", arguments->arrivals_per_second,
+                  "Of traces without times")
+      ->check(CLI::Range(1e-6, 1e6))
+      ->capture_default_str();
+  app->add_option("--arrivals-per-step", arguments->random.arrivals_per_step,
+                  "Mean number of random requests that arrive in a step")
+      ->check(CLI::Range(1e-6, 1e6))
+      ->capture_default_str();
+  app->add_option("--prompt-mean", arguments->random.prompt_mean,
+                  "Of random requests, in tokens; lengths are exponential")
+      ->check(CLI::Range(1.0, 1e9))
+      ->capture_default_str();
+  app->add_option("--output-mean", arguments->random.output_mean)
+      ->check(CLI::Range(1.0, 1e9))
+      ->capture_default_str();
+  app->add_option("--seed", arguments->random.seed)->capture_default_str();
+  app->add_option("--max-model-len,--max-sequence-length",
+                  arguments->max_model_len,
+                  "Tokens of a request; longer ones are left out, random ones\n"
+                  "cut. Default: the model's own limit, else 8192")
+      ->check(CLI::Range(uint64_t{2}, uint64_t{1} << 32));
+  app->add_option("--max-num-seqs,--max-sequences", arguments->max_sequences)
+      ->check(CLI::Range(1u, 65536u))
+      ->capture_default_str();
+  app->add_option("--max-num-batched-tokens", arguments->max_batched_tokens)
+      ->check(CLI::Range(1u, 1u << 30))
+      ->capture_default_str();
+  app->add_option("--halve-above", arguments->halve_above,
+                  "Use of the cache above which the batch is halved")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app->add_option("--grow-below", arguments->grow_below,
+                  "Use of the cache below which it is doubled")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app->add_option("--victims", arguments->policy, "Who is preempted")
+      ->check(CLI::IsMember({"youngest", "lru", "page-aware"}))
+      ->capture_default_str();
+  app->add_option("--costs", arguments->costs,
+                  "Of driver calls and of the model, on the virtual clock")
+      ->check(CLI::ExistingFile)
+      ->capture_default_str();
+}
+
+absl::StatusOr<ServingWorkload> MakeServingWorkload(
+    const ServingArguments& arguments, uint64_t max_model_len) {
+  ServingWorkload workload;
+  if (arguments.trace.empty()) {
+    RandomRequestOptions random = arguments.random;
+    if (arguments.requests > 0) random.requests = arguments.requests;
+    random.max_sequence_length = max_model_len;
+    workload.requests = MakeRandomRequests(random);
+  } else {
+    TraceOptions trace;
+    if (arguments.requests > 0) trace.max_requests = arguments.requests;
+    trace.arrivals_per_second = arguments.arrivals_per_second;
+    trace.seed = arguments.random.seed;
+    QUIRE_ASSIGN_OR_RETURN(workload.requests,
+                           ReadTrace(arguments.trace, trace));
+  }
+  workload.too_long =
+      std::erase_if(workload.requests, [&](const StressRequest& request) {
+        return request.tokens() > max_model_len;
+      });
+  for (StressRequest& request : workload.requests)
+    request.arrival =
+        arguments.saturate ? 0 : request.arrival / arguments.load_factor;
+  if (workload.requests.empty())
+    return absl::InvalidArgumentError(
+        absl::StrCat("no request has at most ", max_model_len, " tokens"));
+  return workload;
+}
+
+Bytes UsableMemory(const ServingArguments& arguments) {
+  return Bytes(static_cast<uint64_t>(
+      static_cast<double>(ParseBytes(arguments.device_memory)->value()) *
+      arguments.memory_utilization));
+}
+
+absl::StatusOr<SimulationOptions> MakeSimulation(
+    const ServingArguments& arguments) {
+  SimulationOptions simulation;
+  simulation.dtype = ParseDType(arguments.dtype);
+  simulation.kv_memory = *ParseBytes(arguments.device_memory);
+  if (const StressModel* const model = FindStressModel(arguments.model)) {
+    simulation.model = *model;
+    simulation.kv_memory =
+        SaturatingSubtract(UsableMemory(arguments), model->weights);
+    if (simulation.kv_memory.zero())
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the weights of ", arguments.model, ", ", FormatBytes(model->weights),
+          ", leave nothing of ", arguments.device_memory));
+  } else {
+    simulation.model = {.name = "",
+                        .layers = arguments.layers,
+                        .query_heads = arguments.kv_heads,
+                        .kv_heads = arguments.kv_heads,
+                        .head_dim = arguments.head_dim,
+                        .max_positions = 8192};
+  }
+  simulation.cache.shape = simulation.model.Shape(simulation.dtype);
+  simulation.cache.max_sequence_length = arguments.max_model_len == 0
+                                             ? simulation.model.max_positions
+                                             : arguments.max_model_len;
+  simulation.cache.max_sequences = arguments.max_sequences;
+  simulation.cache.page_size = *ParseBytes(arguments.page_size);
+  simulation.cache.headroom = *ParseBytes(arguments.headroom);
+  simulation.cache.map_ahead = PageCount(arguments.map_ahead);
+  const uint32_t page_ahead =
+      arguments.page_ahead.value_or(arguments.model.empty() ? 0 : 8);
+  simulation.cache.page_ahead = page_ahead;
+  simulation.cache.eager_reclaim = page_ahead > 0 && !arguments.park;
+  simulation.prepare_pages = page_ahead > 0;
+  simulation.scheduler.prepare_next = page_ahead > 0;
+  simulation.scheduler.max_num_seqs = arguments.max_sequences;
+  simulation.scheduler.max_num_batched_tokens = arguments.max_batched_tokens;
+  simulation.scheduler.batch_limit = {arguments.halve_above,
+                                      arguments.grow_below};
+  simulation.policy = arguments.policy;
+  simulation.clock_is_steps = arguments.trace.empty();
+  return simulation;
+}
+
+absl::StatusOr<std::vector<CacheKind>> MakeCacheKinds(
+    const std::vector<std::string>& names, double waste_limit,
+    const SimulationOptions& simulation,
+    const std::vector<StressRequest>& requests) {
+  const KvWorkload workload = MakeKvWorkload(waste_limit, simulation, requests);
+  std::vector<CacheKind> kinds;
+  for (const std::string& name : names) {
+    QUIRE_ASSIGN_OR_RETURN(
+        CacheKind kind, ParseCacheKind(name, simulation.cache.shape, workload,
+                                       simulation.cache.page_size));
+    kinds.push_back(std::move(kind));
+  }
+  return kinds;
+}
+
+}  // namespace quire

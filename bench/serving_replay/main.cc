@@ -1,0 +1,218 @@
+// serving_replay: requests of a trace arrive when they did, and are served from
+// KV caches of several kinds, through the same admission and batch control, on
+// virtual time. Says what their users waited for, and what memory was wasted.
+
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "bench/progress.h"
+#include "bench/serving/serving_arguments.h"
+#include "bench/serving/simulation.h"
+#include "bench/serving_replay/report.h"
+#include "bench/serving_replay/service.h"
+#include "nlohmann/json.hpp"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kWrongUsage = 2;
+
+struct Options {
+  ServingArguments serving;
+  std::vector<std::string> traces;
+  std::vector<double> load_factors = {1};
+  double create_us = 0;  // 0: the first of the costs
+  ServiceObjective objective = {.time_to_first_token = 2,
+                                .time_per_output_token = 0.1};
+  bool json = false;
+};
+
+void AddOptions(CLI::App* app, Options* options) {
+  app->add_option("TRACE", options->traces,
+                  "Files of the azure, mooncake or vidur traces, or files or\n"
+                  "folders of servegen; none: random requests, for which a\n"
+                  "step is a second");
+  AddServingArguments(app, &options->serving);
+  app->add_option("--load-factors", options->load_factors,
+                  "Requests arrive so many times faster, each in turn")
+      ->delimiter(',')
+      ->check(CLI::Range(1e-6, 1e6))
+      ->capture_default_str();
+  app->add_option("--objective-ttft", options->objective.time_to_first_token,
+                  "Goodput counts requests with their first token within so\n"
+                  "many seconds")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app->add_option("--objective-tpot", options->objective.time_per_output_token,
+                  "and with so many seconds for each token behind it, mean")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app->add_option("--create-us", options->create_us,
+                  "Cost of creating a page; default: the first of --costs")
+      ->check(CLI::Range(0.001, 1e6));
+  app->add_flag("--json", options->json,
+                "Print JSON, a line for each cache, load and trace");
+}
+
+// All that decides what a run gives.
+nlohmann::json SettingsToJson(const Options& options, const CostModel& costs,
+                              double create_us) {
+  const ServingArguments& serving = options.serving;
+  return {
+      {"model", serving.model},
+      {"card", costs.card()},
+      {"create_page_us", create_us},
+      {"device_memory", serving.device_memory},
+      {"gpu_memory_utilization", serving.memory_utilization},
+      {"page_size", serving.page_size},
+      {"headroom", serving.headroom},
+      {"dtype", serving.dtype},
+      {"page_ahead", serving.page_ahead ? nlohmann::json(*serving.page_ahead)
+                                        : nlohmann::json()},
+      {"map_ahead", serving.map_ahead},
+      {"park", serving.park},
+      {"requests", serving.requests},
+      {"saturate", serving.saturate},
+      {"arrivals_per_second", serving.arrivals_per_second},
+      {"max_model_len", serving.max_model_len},
+      {"max_num_seqs", serving.max_sequences},
+      {"max_num_batched_tokens", serving.max_batched_tokens},
+      {"halve_above", serving.halve_above},
+      {"grow_below", serving.grow_below},
+      {"victims", serving.policy},
+      {"prompt_mean", serving.random.prompt_mean},
+      {"output_mean", serving.random.output_mean},
+      {"seed", serving.random.seed}};
+}
+
+class Replay {
+ public:
+  Replay(const Options& options, CostModel costs)
+      : options_(options),
+        costs_(std::move(costs)),
+        create_us_(options.create_us > 0 ? options.create_us
+                                         : costs_.create_page_us().front()) {
+    if (traces_.empty()) traces_.emplace_back();
+  }
+
+  absl::Status Run() {
+    for (const std::string& trace : traces_) {
+      for (const double load_factor : options_.load_factors) {
+        QUIRE_RETURN_IF_ERROR(RunOne(trace, load_factor));
+      }
+    }
+    if (!options_.json) std::cout << ServingToTable(runs_);
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status RunOne(const std::string& trace, double load_factor) {
+    ServingArguments arguments = options_.serving;
+    arguments.trace = trace;
+    arguments.load_factor = load_factor;
+    QUIRE_ASSIGN_OR_RETURN(SimulationOptions simulation,
+                           MakeSimulation(arguments));
+    simulation.clock_is_steps = false;
+    QUIRE_ASSIGN_OR_RETURN(
+        const ServingWorkload workload,
+        MakeServingWorkload(arguments, simulation.cache.max_sequence_length));
+    simulation.prefixes = !workload.requests.front().blocks.empty();
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::vector<CacheKind> kinds,
+        MakeCacheKinds(arguments.caches, arguments.waste_limit, simulation,
+                       workload.requests));
+    for (const CacheKind& kind : kinds) {
+      progress_.Update(
+          absl::StrCat(trace, ", ", kind.name), static_cast<double>(done_++),
+          static_cast<double>(traces_.size() * options_.load_factors.size() *
+                              kinds.size()));
+      ServingRun run{trace,
+                     load_factor,
+                     workload.requests.size(),
+                     workload.too_long,
+                     simulation.kv_memory,
+                     options_.objective,
+                     SimulationResult(),
+                     ServiceQuality()};
+      absl::StatusOr<SimulationResult> result =
+          Simulate(simulation, costs_, create_us_, kind, workload.requests);
+      if (!result.ok()) {
+        return absl::Status(
+            result.status().code(),
+            absl::StrCat(kind.name, ": ",
+                         std::string(result.status().message())));
+      }
+      run.result = *std::move(result);
+      run.quality = Judge(run.result.timings, options_.objective);
+      if (options_.json) {
+        std::cout << ServingToJson(run,
+                                   SettingsToJson(options_, costs_, create_us_))
+                  << std::flush;
+      }
+      runs_.push_back(std::move(run));
+    }
+    return absl::OkStatus();
+  }
+
+  const Options& options_;
+  const CostModel costs_;
+  const double create_us_;
+  std::vector<std::string> traces_ = options_.traces;
+  std::vector<ServingRun> runs_;
+  ProgressLine progress_;
+  uint64_t done_ = 0;
+};
+
+// What is wrong with the options, whatever the requests.
+absl::Status Check(const Options& options) {
+  QUIRE_ASSIGN_OR_RETURN(const SimulationOptions simulation,
+                         MakeSimulation(options.serving));
+  return MakeCacheKinds(options.serving.caches, options.serving.waste_limit,
+                        simulation, {{.prompt = 1, .output = 1}})
+      .status();
+}
+
+absl::Status Run(const Options& options) {
+  QUIRE_ASSIGN_OR_RETURN(CostModel costs,
+                         CostModel::Read(options.serving.costs));
+  return Replay(options, std::move(costs)).Run();
+}
+
+int Fail(int exit_status, const absl::Status& error) {
+  std::cerr << "serving_replay: " << error.message() << "\n";
+  return exit_status;
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  options.serving.model = "qwen3-8b";
+  options.serving.device_memory = "80GiB";
+  options.serving.caches = {"contiguous:auto", "blocks:16", "static"};
+  CLI::App app(
+      "Serves the requests of traces on virtual time, from KV caches of\n"
+      "several kinds. Example: serving_replay AzureLLMInferenceTrace_conv.csv\n"
+      "--load-factors 1,2,4 --json");
+  AddOptions(&app, &options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kWrongUsage;
+  }
+  const absl::Status usage = Check(options);
+  if (!usage.ok()) return Fail(kWrongUsage, usage);
+  const absl::Status status = Run(options);
+  return status.ok() ? 0 : Fail(kFailed, status);
+}
+
+}  // namespace
+}  // namespace quire
+
+int main(int argc, char** argv) { return quire::Main(argc, argv); }

@@ -1,0 +1,76 @@
+"""What scripts rely on: exit statuses, JSON lines on stdout, messages on stderr."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = sys.argv.pop(1)
+SMALL = ("--device-memory", "24GiB", "--max-model-len", "1024",
+         "--max-num-seqs", "16")
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True,
+                          check=False)
+
+
+class ServingReplayTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.trace = str(pathlib.Path(folder.name) / "conv.csv")
+        rows = [f"2023-11-16 18:15:{i:02d}.0000000,{100 + i},{20 + i}"
+                for i in range(40)]
+        pathlib.Path(self.trace).write_text(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+
+    def test_serves_every_request(self):
+        ran = run(self.trace, *SMALL, "--load-factors", "1,20", "--json")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        lines = [json.loads(line) for line in ran.stdout.splitlines()]
+        self.assertEqual([line["load_factor"] for line in lines],
+                         [1] * 3 + [20] * 3)
+        for line in lines:
+            self.assertEqual(line["requests_served"], 40)
+            self.assertLessEqual(line["goodput"], line["requests_per_second"])
+            first = line["seconds_to_first_token"]
+            self.assertLess(0, first["p50"])
+            self.assertLessEqual(first["p50"], first["p99"])
+            self.assertGreaterEqual(line["peak_reserved"],
+                                    line["mean_live_bytes"])
+            self.assertEqual(line["settings"]["model"], "qwen3-8b")
+        # One request a second is no load: all promises are kept.
+        for line in lines[:3]:
+            self.assertEqual(line["attainment"], 1)
+            self.assertAlmostEqual(line["requests_per_second"], 1, delta=0.05)
+        self.assertGreater(lines[5]["wasted_share"], 0.5)  # static slots
+        self.assertLess(lines[4]["wasted_share"], 0.1)  # blocks
+
+    def test_repeats(self):
+        first, second = (run(self.trace, *SMALL, "--json") for _ in range(2))
+        self.assertEqual(first.stdout, second.stdout)
+
+    def test_table(self):
+        ran = run(*SMALL, "--requests", "20", "--caches", "blocks:16")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertEqual(len(ran.stdout.splitlines()), 2)
+
+    def test_wrong_usage_and_bad_files(self):
+        for arguments, status, message in (
+                ((self.trace, "--load-factors", "0"), 2, "--load-factors"),
+                ((self.trace, "--model", "gpt-9"), 2, "--model"),
+                ((self.trace, "--caches", "heap"), 2, "no kind of cache"),
+                ((self.trace, "--device-memory", "8GiB"), 2, "leave nothing"),
+                (("/nowhere/t.csv",), 1, "/nowhere/t.csv")):
+            with self.subTest(arguments):
+                ran = run(*arguments)
+                self.assertEqual((ran.returncode, ran.stdout), (status, ""))
+                self.assertIn(message, ran.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
