@@ -16,7 +16,7 @@ Adapter::Adapter(Runtime* runtime, std::string name, std::string folder,
       name_(std::move(name)),
       folder_(std::move(folder)),
       max_tokens_(max_tokens),
-      owner_(runtime->owners()->Register("adapters/" + name_)) {}
+      owner_(runtime->RegisterOwner("adapters/" + name_)) {}
 
 Adapter::~Adapter() {
   // Nobody refers to it, so no step uses it, and the addresses are this
