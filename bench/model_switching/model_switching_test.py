@@ -8,6 +8,7 @@ import tempfile
 import unittest
 
 PROGRAM = sys.argv.pop(1)
+GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "golden"
 MIB = 1 << 20
 MODEL = ("phase,op,id,bytes\nload,mark,0,0\nload,alloc,0,67108864\n"
          "run1,mark,0,0\nrun1,alloc,1,33554432\nrun1,free,1,0\n"
@@ -100,6 +101,25 @@ class ModelSwitchingTest(unittest.TestCase):
         del generated["settings"], read["settings"]
         self.assertEqual(read, generated)
 
+    def test_real_models_say_what_they_say_alone(self):
+        models = [str(GOLDEN / name)
+                  for name in ("gptq-w8-sym", "plain-bf16-tied")]
+        ran = run("--real", ",".join(models), "--page-size", "64KiB",
+                  "--turns", "2", "--tokens-per-turn", "4", "--threads", "1",
+                  "--json")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        reload, keep, sleep = json.loads(ran.stdout)
+        for o in (reload, sleep):
+            self.assertTrue(o["all_equal"])
+            self.assertFalse(o["oom"])
+            self.assertEqual([m["model"] for m in o["models"]], models)
+            self.assertEqual([m["tokens"] for m in o["models"]], [8, 8])
+            self.assertEqual(o["switches_survived"], 4)
+            self.assertEqual(o["settings"]["turns"], 2)
+        self.assertTrue(keep["oom"])
+        self.assertGreater(sleep["bytes_copied_in"], 0)
+        self.assertEqual(reload["bytes_copied_in"], 0)
+
     def test_tells_capacity(self):
         ran = run(self.write(158 * MIB, first_step_over=2), "--policies",
                   "quire", "--strategies", "keep,shared,restart", "--json")
@@ -120,13 +140,20 @@ class ModelSwitchingTest(unittest.TestCase):
         file = self.write(256 * MIB)
         for arguments, status, message in (
                 ((), 2, "FILE"),
-                ((file, "--generate", "5"), 2, "either FILE or --generate"),
+                ((file, "--generate", "5"), 2, "one of FILE, --generate and --real"),
                 (("--generate", "5"), 2, "--generate needs --traces"),
                 ((file, "--strategies", "hope"), 2, 'no strategy "hope"'),
                 ((file, "--host-rate", "0"), 2, '--host-rate "0"'),
                 ((file, "--pool-minimum", "2"), 2, "--pool-minimum"),
                 (("--generate", "5", "--traces", "/", "--mix", "=1"), 2,
                  "is no model with a weight"),
+                ((file, "--real", "/nowhere"), 2,
+                 "one of FILE, --generate and --real"),
+                (("--real", "/nowhere", "--strategies", "shared"), 2,
+                 "do not know the strategy shared"),
+                (("--real", "/nowhere", "--page-size", "big"), 2,
+                 '--page-size "big"'),
+                (("--real", "/nowhere"), 1, "/nowhere"),
                 (("--generate", "5", "--traces", "/nowhere"), 1,
                  "there are no traces"),
                 ((file, "--write", "/nowhere/day.json"), 1,
