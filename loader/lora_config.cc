@@ -103,7 +103,8 @@ absl::StatusOr<ModulePattern> Compile(const JsonFields& fields,
                                       std::string_view field,
                                       const std::string& pattern) {
   absl::StatusOr<ModulePattern> compiled = ModulePattern::Compile(pattern);
-  if (!compiled.ok()) return fields.Error(field, std::string(compiled.status().message()));
+  if (!compiled.ok())
+    return fields.Error(field, std::string(compiled.status().message()));
   return compiled;
 }
 
@@ -221,6 +222,7 @@ absl::Status LoraConfig::ReadLayers(const JsonFields& fields) {
   if (numbers.empty()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::string> patterns,
                          OneOrMore(fields, "layers_pattern"));
+  std::erase(patterns, "");
   if (patterns.empty()) patterns.push_back("[^.]*");
   const std::string any =
       absl::StrCat("\\.(?:", absl::StrJoin(numbers, "|"), ")\\.");

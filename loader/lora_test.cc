@@ -186,6 +186,9 @@ TEST_F(LoraTest, TargetsAreThoseOfPeft) {
                         "layers_to_transform": [0, 1],
                         "layers_pattern": "h")"),
             Both(false, false));
+  EXPECT_EQ(Targeted(R"("target_modules": ["q_proj", "up_proj"],
+                        "layers_to_transform": [1], "layers_pattern": "")"),
+            Both(false, true));
   // A whole name is meant, whatever the layers.
   EXPECT_EQ(Targeted(R"("target_modules":
                           ["model.layers.0.self_attn.q_proj", "up_proj"],

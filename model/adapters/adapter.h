@@ -83,6 +83,7 @@ class Adapter {
  private:
   friend class AdapterBuilder;
 
+  // Once.
   absl::StatusOr<DeviceAddress> Allocate(Bytes size);
 
   Runtime* const runtime_;
@@ -92,7 +93,7 @@ class Adapter {
   const OwnerId owner_;
   AdapterWeights weights_;
   ProductScratch scratch_;
-  std::vector<DeviceAddress> allocations_;
+  DeviceAddress memory_;  // null: none yet
   Bytes bytes_;
   uint64_t modules_ = 0;
   uint64_t rank_ = 0;

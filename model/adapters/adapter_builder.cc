@@ -3,16 +3,38 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "model/config/family.h"
 #include "model/config/rotary_rows.h"
+#include "quire/alloc/allocator.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/quote.h"
 
 namespace quire {
+namespace {
+
+// Puts pieces one behind the other.
+class Packing {
+ public:
+  // The place of `size` more bytes; nullopt where the sum exceeds 64 bits.
+  std::optional<Bytes> Add(Bytes size) {
+    const auto begin = CheckedAlignUp(end_, kDefaultAlignment);
+    const auto end = begin ? CheckedAdd(*begin, size) : std::nullopt;
+    if (!end) return std::nullopt;
+    end_ = *end;
+    return begin;
+  }
+  Bytes end() const { return end_; }
+
+ private:
+  Bytes end_;
+};
+
+}  // namespace
 
 AdapterBuilder::AdapterBuilder(const ModelConfig& config, bool tied_head,
                                const LoraAdapter& source, Adapter* adapter)
@@ -213,30 +235,43 @@ absl::Status AdapterBuilder::DescribeMatrix(
   return absl::OkStatus();
 }
 
+// In one piece: the tensors come and go together, and each by itself would
+// leave a part of a page unused.
 absl::Status AdapterBuilder::Allocate(std::vector<TensorPlacement>* tensors) {
-  for (const Placement& placement : placements_) {
-    QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
-                           adapter_->Allocate(placement.tensor->size));
-    placement.assign(address.host_pointer<void>());
-    tensors->push_back({placement.tensor, address});
-  }
-  if (adapter_->rank_ == 0) return absl::OkStatus();
-  const auto scratch = [&](uint64_t columns, float** data) -> absl::Status {
+  Packing packing;
+  std::vector<std::optional<Bytes>> offsets;
+  for (const Placement& placement : placements_)
+    offsets.push_back(packing.Add(placement.tensor->size));
+  const auto scratch = [&](uint64_t columns) -> std::optional<Bytes> {
     const auto floats =
         CheckedMultiply(columns, uint64_t{adapter_->max_tokens_});
     const auto size =
         floats ? CheckedMultiply(Bytes(sizeof(float)), *floats) : std::nullopt;
-    if (!size)
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "adapter ", Quoted(adapter_->name_), ": a rank of ", adapter_->rank_,
-          " leaves no room for batches of ", adapter_->max_tokens_, " tokens"));
-    QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
-                           adapter_->Allocate(*size));
-    *data = address.host_pointer<float>();
-    return absl::OkStatus();
+    return size ? packing.Add(*size) : std::nullopt;
   };
-  QUIRE_RETURN_IF_ERROR(scratch(adapter_->rank_, &adapter_->scratch_.low_rank));
-  return scratch(ProductScratch::kColumns, &adapter_->scratch_.part);
+  const bool has_products = adapter_->rank_ > 0;
+  offsets.push_back(scratch(adapter_->rank_));
+  offsets.push_back(scratch(has_products ? ProductScratch::kColumns : 0));
+  if (std::find(offsets.begin(), offsets.end(), std::nullopt) != offsets.end())
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "adapter ", Quoted(adapter_->name_), ": its tensors, and rank ",
+        adapter_->rank_, " for batches of ", adapter_->max_tokens_,
+        " tokens, exceed 64 bits"));
+
+  QUIRE_ASSIGN_OR_RETURN(const DeviceAddress base,
+                         adapter_->Allocate(packing.end()));
+  const auto at = [&](size_t i) {
+    return DeviceAddress(base.value() + offsets[i]->value());
+  };
+  for (size_t i = 0; i < placements_.size(); ++i) {
+    placements_[i].assign(at(i).host_pointer<void>());
+    tensors->push_back({placements_[i].tensor, at(i)});
+  }
+  if (!has_products) return absl::OkStatus();
+  adapter_->scratch_ = {
+      .low_rank = at(placements_.size()).host_pointer<float>(),
+      .part = at(placements_.size() + 1).host_pointer<float>()};
+  return absl::OkStatus();
 }
 
 absl::Status AdapterBuilder::Finish(const TensorPlacement& placed,

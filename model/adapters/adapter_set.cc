@@ -19,19 +19,16 @@ Adapter::Adapter(Runtime* runtime, std::string name, std::string folder,
       owner_(runtime->RegisterOwner("adapters/" + name_)) {}
 
 Adapter::~Adapter() {
-  // Nobody refers to it, so no step uses it, and the addresses are this
+  // Nobody refers to it, so no step uses it, and the address is this
   // allocator's: what Free could report, nobody could act on.
-  for (const DeviceAddress address : allocations_)
-    runtime_->allocator()->Free(address).IgnoreError();
+  if (!memory_.null()) runtime_->allocator()->Free(memory_).IgnoreError();
 }
 
 absl::StatusOr<DeviceAddress> Adapter::Allocate(Bytes size) {
   QUIRE_ASSIGN_OR_RETURN(
-      const DeviceAddress address,
-      runtime_->allocator()->Allocate(size, {.owner = owner_}));
-  allocations_.push_back(address);
-  bytes_ = SaturatingAdd(bytes_, size);
-  return address;
+      memory_, runtime_->allocator()->Allocate(size, {.owner = owner_}));
+  bytes_ = size;
+  return memory_;
 }
 
 AdapterSet::AdapterSet(Runtime* runtime, const ModelConfig& config,
