@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "quire/alloc/leak_report.h"
+#include "quire/alloc/status_macros.h"
 #include "quire/loader/safetensors_writer.h"
 #include "quire/model/engine.h"
 #include "quire/model/plan.h"
@@ -189,6 +190,34 @@ class AdaptersTest : public testing::Test {
   ModelConfig config_;
   SessionOptions options_;
 };
+
+// The example of docs/adapters.md.
+absl::StatusOr<std::vector<TokenId>> Recite(Session* session,
+                                            const std::string& folder,
+                                            std::vector<TokenId> prompt) {
+  QUIRE_ASSIGN_OR_RETURN(const AdapterId poet,
+                         session->adapters().Load("poet", folder));
+  Engine engine(&session->decoder(), &session->cache(), 64,
+                &session->adapters());
+  Request request;
+  request.prompt = std::move(prompt);
+  request.max_new_tokens = 16;
+  request.adapter = poet;
+  QUIRE_RETURN_IF_ERROR(engine.Add(std::move(request)).status());
+  QUIRE_RETURN_IF_ERROR(engine.RunToCompletion());
+  QUIRE_RETURN_IF_ERROR(session->adapters().Unload(poet));
+  return engine.completions()[0].tokens;
+}
+// The end of the example.
+
+TEST_F(AdaptersTest, TheExampleRuns) {
+  const std::string folder = Write("ffn", Ffn());
+  const auto session = Open();
+  const auto tokens = Recite(session.get(), folder, Prompt(3, 20));
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  EXPECT_EQ(*tokens, Alone(Prompt(3, 20), folder));
+  EXPECT_TRUE(session->adapters().List().empty());
+}
 
 TEST_F(AdaptersTest, SequencesOfOneBatchGetWhatEachGetsAlone) {
   const std::vector<std::string> folders = {"", Write("attention", Attention()),

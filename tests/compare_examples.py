@@ -17,6 +17,9 @@ def between(program, begin, end):
 
 EXAMPLES = {
     "README.md": between("tests/consumer/consumer.cc", "#include", None),
+    "docs/adapters.md": between("tests/adapters_test.cc",
+                                "absl::StatusOr<std::vector<TokenId>> Recite",
+                                "// The end of the example."),
     "docs/compaction.md": between("tests/compaction_example_test.cc",
                                   "absl::Status LendTheDevice",
                                   "// The end of the example."),

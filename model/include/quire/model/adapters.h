@@ -2,10 +2,10 @@
 // sequence is decoded with.
 //
 // Any number of adapters of one model are resident at once, each an owner of
-// device memory by itself ("adapters/<name>"). Sequences of one batch may use
-// different ones, or none: the base's products are computed over all rows
-// together, each adapter's over its own rows. So a sequence gets bit for bit
-// what it gets alone (ops.h).
+// device memory by itself ("adapters/<name>", below the runtime's owner where it
+// has one). Sequences of one batch may use different ones, or none: the base's
+// products are computed over all rows together, each adapter's over its own
+// rows. So a sequence gets bit for bit what it gets alone (ops.h).
 //
 //   QUIRE_ASSIGN_OR_RETURN(const AdapterId poet,
 //                          session->adapters().Load("poet", "adapters/poet"));
