@@ -44,11 +44,11 @@ class PosixFile : public RandomAccessFile {
   void ReadNothingAhead() const;
   // The range is not needed again: its whole pages, and the page in which it
   // begins, leave the page cache. Advice only; the kernel may keep them.
-  void DropCache(uint64_t offset, uint64_t size) const;
+  void DropCache(uint64_t offset, uint64_t size) const override;
 
   // kDataLoss where the file, or what its path names, is no longer what was
   // opened: another size or time of change, or another file.
-  absl::Status CheckUnchanged() const;
+  absl::Status CheckUnchanged() const override;
 
  private:
   PosixFile(const std::string& path, int fd, const struct stat& opened_as);

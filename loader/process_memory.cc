@@ -22,6 +22,7 @@ namespace quire {
 namespace {
 
 constexpr char kStatusPath[] = "/proc/self/status";
+constexpr char kMachinePath[] = "/proc/meminfo";
 
 // The value of "<field>:   123 kB".
 std::optional<Bytes> FieldOf(std::string_view status, std::string_view field) {
@@ -43,33 +44,39 @@ std::optional<Bytes> FieldOf(std::string_view status, std::string_view field) {
   return std::nullopt;
 }
 
-// The status file, kept open: a sampler reads it a thousand times a second.
+// A file of the kernel's about memory, kept open: a sampler reads it a thousand
+// times a second.
 class StatusFile {
  public:
-  static absl::StatusOr<std::unique_ptr<StatusFile>> Open() {
-    const int descriptor = open(kStatusPath, O_RDONLY | O_CLOEXEC);
+  // `path` outlives the file.
+  static absl::StatusOr<std::unique_ptr<StatusFile>> Open(const char* path) {
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) {
-      return absl::ErrnoToStatus(errno,
-                                 absl::StrCat("cannot open ", kStatusPath));
+      return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
     }
-    return std::unique_ptr<StatusFile>(new StatusFile(descriptor));
+    return std::unique_ptr<StatusFile>(new StatusFile(path, descriptor));
   }
   ~StatusFile() { close(descriptor_); }
   StatusFile(const StatusFile&) = delete;
   StatusFile& operator=(const StatusFile&) = delete;
 
-  absl::StatusOr<ProcessMemory> Read() const {
-    // Twice what the file of a process with many groups takes.
-    std::array<char, 16384> buffer;
+  // Twice what the file of a process with many groups takes.
+  using Buffer = std::array<char, 16384>;
+  absl::StatusOr<std::string_view> ReadText(Buffer* buffer) const {
     ssize_t got;
     do {
-      got = pread(descriptor_, buffer.data(), buffer.size(), 0);
+      got = pread(descriptor_, buffer->data(), buffer->size(), 0);
     } while (got < 0 && errno == EINTR);
     if (got < 0) {
-      return absl::ErrnoToStatus(errno,
-                                 absl::StrCat("cannot read ", kStatusPath));
+      return absl::ErrnoToStatus(errno, absl::StrCat("cannot read ", path_));
     }
-    const std::string_view status(buffer.data(), static_cast<size_t>(got));
+    return std::string_view(buffer->data(), static_cast<size_t>(got));
+  }
+
+  // Of kStatusPath.
+  absl::StatusOr<ProcessMemory> Read() const {
+    Buffer buffer;
+    QUIRE_ASSIGN_OR_RETURN(const std::string_view status, ReadText(&buffer));
     const auto anonymous = FieldOf(status, "RssAnon");
     const auto resident = FieldOf(status, "VmRSS");
     const auto peak_resident = FieldOf(status, "VmHWM");
@@ -81,15 +88,29 @@ class StatusFile {
   }
 
  private:
-  explicit StatusFile(int descriptor) : descriptor_(descriptor) {}
+  StatusFile(const char* path, int descriptor)
+      : path_(path), descriptor_(descriptor) {}
 
+  const char* const path_;
   const int descriptor_;
 };
 
 }  // namespace
 
+absl::StatusOr<Bytes> ReadAvailableMemory() {
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<StatusFile> file,
+                         StatusFile::Open(kMachinePath));
+  StatusFile::Buffer buffer;
+  QUIRE_ASSIGN_OR_RETURN(const std::string_view text, file->ReadText(&buffer));
+  const auto available = FieldOf(text, "MemAvailable");
+  if (!available)
+    return absl::UnavailableError(
+        absl::StrCat(kMachinePath, " does not say MemAvailable"));
+  return *available;
+}
+
 absl::StatusOr<ProcessMemory> ReadProcessMemory() {
-  QUIRE_ASSIGN_OR_RETURN(const auto file, StatusFile::Open());
+  QUIRE_ASSIGN_OR_RETURN(const auto file, StatusFile::Open(kStatusPath));
   return file->Read();
 }
 
@@ -148,7 +169,7 @@ class AnonymousPeakSampler::Impl {
 
 absl::StatusOr<std::unique_ptr<AnonymousPeakSampler>>
 AnonymousPeakSampler::Start(std::chrono::microseconds interval) {
-  QUIRE_ASSIGN_OR_RETURN(auto file, StatusFile::Open());
+  QUIRE_ASSIGN_OR_RETURN(auto file, StatusFile::Open(kStatusPath));
   QUIRE_ASSIGN_OR_RETURN(const ProcessMemory now, file->Read());
   auto impl = std::make_unique<Impl>(std::move(file), now.anonymous, interval);
   QUIRE_RETURN_IF_ERROR(impl->Start());

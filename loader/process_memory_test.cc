@@ -57,6 +57,15 @@ TEST(ProcessMemory, CountsPrivateMemoryAsAnonymous) {
   EXPECT_LE(AnonymousNow(), before + kTolerance);
 }
 
+TEST(ProcessMemory, AvailableIsLessThanTheMachineHas) {
+  const auto available = ReadAvailableMemory();
+  ASSERT_TRUE(available.ok()) << available.status();
+  EXPECT_GT(*available, MiB(1));
+  EXPECT_LE(available->value(),
+            static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
+}
+
 TEST(ProcessMemory, DoesNotCountSharedMemoryAsAnonymous) {
   const auto before = ReadProcessMemory();
   ASSERT_TRUE(before.ok()) << before.status();

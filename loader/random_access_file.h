@@ -36,6 +36,11 @@ class RandomAccessFile {
   // Fills `out` whole or fails: kDataLoss where the file ends before.
   virtual absl::Status Read(uint64_t offset,
                             std::span<std::byte> out) const = 0;
+  // The range is not needed again soon: what the system keeps of it in memory
+  // may go.
+  virtual void DropCache(uint64_t /*offset*/, uint64_t /*size*/) const {}
+  // kDataLoss where the file is no longer what was opened.
+  virtual absl::Status CheckUnchanged() const { return absl::OkStatus(); }
 
  protected:
   RandomAccessFile(std::string path, Bytes size);

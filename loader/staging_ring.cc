@@ -4,19 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/alloc/try_twice.h"
 
 namespace quire {
-namespace {
-
-// A failed driver call changes nothing, so what gives memory back may be tried
-// again before the memory is given up for lost.
-template <typename Call>
-absl::Status TryTwice(Call call) {
-  absl::Status status = call();
-  return status.ok() ? status : call();
-}
-
-}  // namespace
 
 StagingRing::StagingRing(Driver* driver, DeviceId device, size_t buffers,
                          Bytes buffer_size)

@@ -26,6 +26,10 @@ struct ProcessMemory {
 // thread, so the figures are good to a fraction of a MiB.
 absl::StatusOr<ProcessMemory> ReadProcessMemory();
 
+// What the machine could still give to programs without swapping, from
+// /proc/meminfo.
+absl::StatusOr<Bytes> ReadAvailableMemory();
+
 // The most anonymous memory seen between Start and Stop. The kernel keeps no
 // such peak (VmHWM counts all kinds), so a thread looks every `interval`; what
 // was taken and given back in between is missed.
