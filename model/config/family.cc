@@ -73,8 +73,12 @@ constexpr std::array<FamilyTraits, 3> kFamilies = {{
 
 }  // namespace
 
+std::string TensorNames::Layer(uint32_t layer) const {
+  return absl::StrCat(layer_prefix, layer);
+}
+
 std::string TensorNames::InLayer(uint32_t layer, const char* module) const {
-  return absl::StrCat(layer_prefix, layer, ".", module);
+  return absl::StrCat(Layer(layer), ".", module);
 }
 
 const TensorNames& NamesFor(CheckpointFormat format) {

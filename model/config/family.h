@@ -31,6 +31,8 @@ struct TensorNames {
   const char* up;
   const char* down;
 
+  // "model.layers.3".
+  std::string Layer(uint32_t layer) const;
   // "model.layers.3." + module.
   std::string InLayer(uint32_t layer, const char* module) const;
 };

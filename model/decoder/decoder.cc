@@ -1,18 +1,24 @@
 // Decoder: validation and scheduling here, arithmetic in LayerRunner and ops.
 //
-// A Forward is one function on the decoder's stream, so it is ordered after the
-// loading of the weights and before every fence recorded on that stream. The
-// caller waits for it: sampling needs the logits anyway.
+// A Forward is a chain of functions on streams of devices, one stream each, so
+// it is ordered after the loading of the weights and before every fence
+// recorded on these streams. Parts that stay on a device and follow each other
+// are one function. Before a part that is kept elsewhere, the stream waits
+// until its store has brought it; where the next part runs on another device,
+// the activations are copied there. All of it is queued at once, and the caller
+// waits for the end: sampling needs the logits anyway.
 
 #include "quire/model/decoder.h"
 
-#include <algorithm>
+#include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "model/adapters/apply_adapter.h"
 #include "model/decoder/layer_runner.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/alloc/try_twice.h"
 
 namespace quire {
 
@@ -24,14 +30,8 @@ class Decoder::Impl {
         config_(config),
         weights_(weights),
         pool_(pool),
-        options_(options),
-        workspace_(runtime) {}
-
-  ~Impl() {
-    // Forward waits for its work, so nothing is queued.
-    if (stream_ != StreamId())
-      runtime_->driver()->DestroyStream(stream_).IgnoreError();
-  }
+        options_(options) {}
+  ~Impl();
 
   absl::Status Initialize();
   absl::StatusOr<std::span<const float>> Forward(
@@ -39,58 +39,129 @@ class Decoder::Impl {
 
   const ModelConfig& config() const { return config_; }
   const DecoderOptions& options() const { return options_; }
-  StreamId stream() const { return stream_; }
+  StreamId stream(DeviceId device) const;
 
  private:
+  // A device that parts run on.
+  struct Stage {
+    Stage(Runtime* runtime, DeviceId id) : device(id), workspace(runtime, id) {}
+
+    const DeviceId device;
+    StreamId stream;
+    // Recorded where activations leave for another device.
+    std::optional<EventId> left;
+    Workspace workspace;
+    std::unique_ptr<LayerRunner> layers;
+    ActivationBuffer residual;
+  };
+  // Parts as ModelWeights has them: the embedding, the layers, the norm, the
+  // head.
+  size_t part_count() const { return size_t{config_.layers} + 3; }
+  size_t norm_part() const { return size_t{config_.layers} + 1; }
+
+  absl::StatusOr<Stage*> MakeStage(DeviceId device);
   absl::Status Check(std::span<const BatchItem> batch) const;
   absl::Status CheckAdapter(const Adapter& adapter) const;
-  // Finds every token's place before the launch: the function on the stream
+  // Finds every token's place before the launch: the functions on the streams
   // must not take the cache's locks.
   absl::Status CheckLayout(const KvLayout& layout) const;
   absl::Status Place(std::span<const BatchItem> batch,
                      const SequenceCache& cache);
-  // Fills runs_ with the rows of a batch of which each item has `rows_of` many;
-  // none where all of them are the base model's.
+  // The runs of rows of a batch of which each item has `rows_of` many; none
+  // where all of them are the base model's.
   template <typename RowsOf>
-  void FindRuns(std::span<const BatchItem> batch, const RowsOf& rows_of);
-  void Run(std::span<const BatchItem> batch);
-  void RunHead(std::span<const BatchItem> batch);
+  static void FindRuns(std::span<const BatchItem> batch, const RowsOf& rows_of,
+                       std::vector<AdapterRun>* runs);
+
+  absl::Status Queue(std::span<const BatchItem> batch);
+  // The parts from `first` on that one function may run.
+  size_t EndOfRun(size_t first) const;
+  absl::Status QueueParts(size_t first, size_t end,
+                          std::span<const BatchItem> batch);
+  // Residual activations of all tokens, after what `from` has queued.
+  absl::Status MoveActivations(Stage* from, Stage* to, size_t tokens);
+  absl::Status Synchronize() const;
+
+  // On a stream.
+  void Run(size_t part, std::span<const BatchItem> batch);
+  void RunEmbedding(std::span<const BatchItem> batch);
+  void RunNorm(std::span<const BatchItem> batch);
+  void RunHead();
 
   Runtime* const runtime_;
   const ModelConfig config_;
   const ModelWeights* const weights_;
   ThreadPool* const pool_;
   const DecoderOptions options_;
-  StreamId stream_;
-  Workspace workspace_;
-  std::unique_ptr<LayerRunner> layers_;
-  ActivationBuffer residual_, selected_, logits_;
+  std::vector<std::unique_ptr<Stage>> stages_;
+  std::vector<Stage*> stage_of_part_;
+  Stage* head_ = nullptr;  // of the head
+  ActivationBuffer logits_;
 
   // Of the current batch; kept to avoid allocations per step.
+  size_t tokens_ = 0;
+  size_t selected_rows_ = 0;
   KvDType kv_dtype_ = KvDType::kF32;
   std::vector<KvLayerView> views_;  // [layer][item]
   std::vector<TokenPlace> places_;  // [layer][token]
-  std::vector<AdapterRun> runs_;
+  std::vector<AdapterRun> token_runs_, logit_runs_;
 };
+
+Decoder::Impl::~Impl() {
+  // Forward waits for its work, so nothing is queued.
+  for (const std::unique_ptr<Stage>& stage : stages_) {
+    if (stage->left.has_value())
+      TryTwice([&] {
+        return runtime_->driver()->DestroyEvent(*stage->left);
+      }).IgnoreError();
+    if (stage->stream != StreamId())
+      TryTwice([&] {
+        return runtime_->driver()->DestroyStream(stage->stream);
+      }).IgnoreError();
+  }
+}
 
 absl::Status Decoder::Impl::Initialize() {
   if (options_.max_batch_tokens == 0 || options_.max_logit_rows == 0)
     return absl::InvalidArgumentError(
         "max_batch_tokens and max_logit_rows must be at least 1");
-  QUIRE_ASSIGN_OR_RETURN(stream_,
-                         runtime_->driver()->CreateStream(DeviceId(0)));
+  for (size_t part = 0; part < part_count(); ++part) {
+    QUIRE_ASSIGN_OR_RETURN(Stage* const stage,
+                           MakeStage(weights_->residences()[part].device));
+    stage_of_part_.push_back(stage);
+  }
+  head_ = stage_of_part_.back();
   QUIRE_ASSIGN_OR_RETURN(
-      layers_,
-      LayerRunner::Create(runtime_, &config_, weights_->inverse_frequencies(),
-                          options_.max_batch_tokens, pool_));
-  QUIRE_ASSIGN_OR_RETURN(
-      residual_,
-      workspace_.Allocate(options_.max_batch_tokens, config_.hidden_size));
-  QUIRE_ASSIGN_OR_RETURN(selected_, workspace_.Allocate(options_.max_logit_rows,
-                                                        config_.hidden_size));
-  QUIRE_ASSIGN_OR_RETURN(logits_, workspace_.Allocate(options_.max_logit_rows,
-                                                      config_.vocab_size));
+      logits_,
+      head_->workspace.Allocate(options_.max_logit_rows, config_.vocab_size));
   return absl::OkStatus();
+}
+
+absl::StatusOr<Decoder::Impl::Stage*> Decoder::Impl::MakeStage(
+    DeviceId device) {
+  for (const std::unique_ptr<Stage>& stage : stages_) {
+    if (stage->device == device) return stage.get();
+  }
+  stages_.push_back(std::make_unique<Stage>(runtime_, device));
+  Stage* const stage = stages_.back().get();
+  QUIRE_ASSIGN_OR_RETURN(stage->stream,
+                         runtime_->driver()->CreateStream(device));
+  QUIRE_ASSIGN_OR_RETURN(stage->left, runtime_->driver()->CreateEvent(device));
+  QUIRE_ASSIGN_OR_RETURN(
+      stage->layers,
+      LayerRunner::Create(runtime_, &config_, weights_->inverse_frequencies(),
+                          options_.max_batch_tokens, pool_, device));
+  QUIRE_ASSIGN_OR_RETURN(stage->residual,
+                         stage->workspace.Allocate(options_.max_batch_tokens,
+                                                   config_.hidden_size));
+  return stage;
+}
+
+StreamId Decoder::Impl::stream(DeviceId device) const {
+  for (const std::unique_ptr<Stage>& stage : stages_) {
+    if (stage->device == device) return stage->stream;
+  }
+  return StreamId();
 }
 
 absl::Status Decoder::Impl::Check(std::span<const BatchItem> batch) const {
@@ -177,76 +248,158 @@ absl::StatusOr<std::span<const float>> Decoder::Impl::Forward(
   if (batch.empty()) return std::span<const float>();
   QUIRE_RETURN_IF_ERROR(Check(batch));
   QUIRE_RETURN_IF_ERROR(Place(batch, cache));
-  QUIRE_RETURN_IF_ERROR(runtime_->driver()->LaunchHostFunction(
-      stream_, [this, batch] { Run(batch); }));
-  QUIRE_RETURN_IF_ERROR(runtime_->driver()->SynchronizeStream(stream_));
-  size_t rows = 0;
-  for (const BatchItem& item : batch) rows += item.logit_rows;
-  return std::span<const float>(logits_.data, rows * logits_.columns);
+  tokens_ = 0;
+  selected_rows_ = 0;
+  for (const BatchItem& item : batch) {
+    tokens_ += item.tokens.size();
+    selected_rows_ += item.logit_rows;
+  }
+  FindRuns(
+      batch, [](const BatchItem& item) { return item.tokens.size(); },
+      &token_runs_);
+  FindRuns(
+      batch, [](const BatchItem& item) { return size_t{item.logit_rows}; },
+      &logit_runs_);
+  absl::Status status = Queue(batch);
+  const bool queued = status.ok();
+  // What was queued before an error still uses the batch.
+  status.Update(Synchronize());
+  for (OffloadStore* const store : weights_->stores())
+    status.Update(store->EndPass(queued));
+  if (!status.ok()) return status;
+  return std::span<const float>(logits_.data, selected_rows_ * logits_.columns);
 }
 
 template <typename RowsOf>
 void Decoder::Impl::FindRuns(std::span<const BatchItem> batch,
-                             const RowsOf& rows_of) {
-  runs_.clear();
+                             const RowsOf& rows_of,
+                             std::vector<AdapterRun>* runs) {
+  runs->clear();
   size_t first = 0;
   bool any = false;
   for (const BatchItem& item : batch) {
     const size_t rows = rows_of(item);
     if (rows == 0) continue;
     any |= item.adapter != nullptr;
-    if (runs_.empty() || runs_.back().adapter != item.adapter)
-      runs_.push_back({first, 0, item.adapter});
-    runs_.back().count += rows;
+    if (runs->empty() || runs->back().adapter != item.adapter)
+      runs->push_back({first, 0, item.adapter});
+    runs->back().count += rows;
     first += rows;
   }
-  if (!any) runs_.clear();
+  if (!any) runs->clear();
 }
 
-void Decoder::Impl::Run(std::span<const BatchItem> batch) {
-  size_t tokens = 0;
+absl::Status Decoder::Impl::Synchronize() const {
+  absl::Status status;
+  for (const std::unique_ptr<Stage>& stage : stages_)
+    status.Update(TryTwice(
+        [&] { return runtime_->driver()->SynchronizeStream(stage->stream); }));
+  return status;
+}
+
+absl::Status Decoder::Impl::Queue(std::span<const BatchItem> batch) {
+  for (size_t part = 0; part < part_count();) {
+    if (part > 0 && stage_of_part_[part] != stage_of_part_[part - 1])
+      QUIRE_RETURN_IF_ERROR(MoveActivations(stage_of_part_[part - 1],
+                                            stage_of_part_[part], tokens_));
+    const size_t end = EndOfRun(part);
+    QUIRE_RETURN_IF_ERROR(QueueParts(part, end, batch));
+    part = end;
+  }
+  return absl::OkStatus();
+}
+
+size_t Decoder::Impl::EndOfRun(size_t first) const {
+  const std::vector<PartResidence>& residences = weights_->residences();
+  if (residences[first].store != nullptr) return first + 1;
+  size_t end = first + 1;
+  while (end < part_count() && residences[end].store == nullptr &&
+         stage_of_part_[end] == stage_of_part_[first])
+    ++end;
+  return end;
+}
+
+absl::Status Decoder::Impl::QueueParts(size_t first, size_t end,
+                                       std::span<const BatchItem> batch) {
+  const StreamId stream = stage_of_part_[first]->stream;
+  const PartResidence& residence = weights_->residences()[first];
+  if (residence.store != nullptr)
+    QUIRE_RETURN_IF_ERROR(residence.store->Acquire(residence.visit, stream));
+  QUIRE_RETURN_IF_ERROR(
+      runtime_->driver()->LaunchHostFunction(stream, [this, first, end, batch] {
+        for (size_t part = first; part < end; ++part) Run(part, batch);
+      }));
+  return residence.store == nullptr
+             ? absl::OkStatus()
+             : residence.store->Release(residence.visit, stream);
+}
+
+absl::Status Decoder::Impl::MoveActivations(Stage* from, Stage* to,
+                                            size_t tokens) {
+  Driver* const driver = runtime_->driver();
+  QUIRE_RETURN_IF_ERROR(driver->RecordEvent(*from->left, from->stream));
+  QUIRE_RETURN_IF_ERROR(driver->WaitEvent(to->stream, *from->left));
+  return driver->CopyOnDevice(
+      DeviceAddress(reinterpret_cast<uint64_t>(to->residual.data)),
+      DeviceAddress(reinterpret_cast<uint64_t>(from->residual.data)),
+      Bytes(tokens * from->residual.columns * sizeof(float)), to->stream);
+}
+
+void Decoder::Impl::Run(size_t part, std::span<const BatchItem> batch) {
+  if (part == 0) return RunEmbedding(batch);
+  if (part == norm_part()) return RunNorm(batch);
+  if (part > norm_part()) return RunHead();
+  const size_t layer = part - 1;
+  Stage* const stage = stage_of_part_[part];
+  stage->layers->Run(
+      weights_->layers()[layer],
+      std::span<const TokenPlace>(places_).subspan(layer * tokens_, tokens_),
+      kv_dtype_, stage->residual.data,
+      {static_cast<uint32_t>(layer), token_runs_});
+}
+
+void Decoder::Impl::RunEmbedding(std::span<const BatchItem> batch) {
+  const ActivationBuffer& residual = stage_of_part_.front()->residual;
+  size_t row = 0;
   for (const BatchItem& item : batch) {
     for (const TokenId token : item.tokens)
       EmbedToken(weights_->embedding(), item.adapter,
-                 static_cast<size_t>(token), residual_.row(tokens++), pool_);
+                 static_cast<size_t>(token), residual.row(row++), pool_);
   }
-  FindRuns(batch, [](const BatchItem& item) { return item.tokens.size(); });
-  std::span<const TokenPlace> places = places_;
-  for (uint32_t i = 0; i < config_.layers; ++i) {
-    layers_->Run(weights_->layers()[i], places.first(tokens), kv_dtype_,
-                 residual_.data, {i, runs_});
-    places = places.subspan(tokens);
-  }
-  RunHead(batch);
 }
 
-// Only the rows whose logits are wanted go through the head, the largest matrix
-// of most models.
-void Decoder::Impl::RunHead(std::span<const BatchItem> batch) {
-  size_t selected = 0;
+// Leaves the rows whose logits are wanted, normalised, at the beginning of the
+// residual: the head, which may be on another device, takes them from there.
+void Decoder::Impl::RunNorm(std::span<const BatchItem> batch) {
+  const ActivationBuffer& residual = stage_of_part_[norm_part()]->residual;
   size_t end = 0;
+  size_t selected = 0;
   for (const BatchItem& item : batch) {
     end += item.tokens.size();
-    std::copy_n(residual_.row(end - item.logit_rows),
-                residual_.columns * item.logit_rows, selected_.row(selected));
+    std::memmove(residual.row(selected), residual.row(end - item.logit_rows),
+                 residual.columns * item.logit_rows * sizeof(float));
     selected += item.logit_rows;
   }
   if (selected == 0) return;
-  FindRuns(batch, [](const BatchItem& item) { return item.logit_rows; });
   const NormShape shape = {.epsilon = config_.norm_epsilon,
-                           .features = selected_.columns};
+                           .features = residual.columns};
   ApplyAdaptedNorm(
-      weights_->output_norm(), runs_,
+      weights_->output_norm(), logit_runs_,
       [](const AdapterWeights& adapter) -> const ParameterVector& {
         return adapter.output_norm;
       },
-      shape, selected_.data, selected, selected_.data, pool_);
+      shape, residual.data, selected, residual.data, pool_);
+}
+
+// The largest matrix of most models: for no more rows than are wanted.
+void Decoder::Impl::RunHead() {
+  if (selected_rows_ == 0) return;
   ApplyAdaptedLinear(
-      weights_->output(), runs_,
+      weights_->output(), logit_runs_,
       [](const AdapterWeights& adapter) -> const LinearAdapter& {
         return adapter.output;
       },
-      selected_.data, selected, logits_.data, pool_);
+      head_->residual.data, selected_rows_, logits_.data, pool_);
 }
 
 absl::Status CheckTokens(std::span<const TokenId> tokens, uint32_t vocab_size) {
@@ -271,7 +424,9 @@ Decoder::~Decoder() = default;
 
 const ModelConfig& Decoder::config() const { return impl_->config(); }
 const DecoderOptions& Decoder::options() const { return impl_->options(); }
-StreamId Decoder::stream() const { return impl_->stream(); }
+StreamId Decoder::stream(DeviceId device) const {
+  return impl_->stream(device);
+}
 
 absl::StatusOr<std::span<const float>> Decoder::Forward(
     std::span<const BatchItem> batch, const SequenceCache& cache) {

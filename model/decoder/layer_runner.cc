@@ -7,14 +7,15 @@
 
 namespace quire {
 
-Workspace::Workspace(Runtime* runtime)
-    : runtime_(runtime), owner_(runtime->RegisterOwner("workspace")) {}
+Workspace::Workspace(Runtime* runtime, DeviceId device)
+    : allocator_(runtime->allocator(device)),
+      owner_(runtime->RegisterOwner("workspace")) {}
 
 Workspace::~Workspace() {
   // The addresses are this allocator's and nothing uses them: what Free could
   // report, nobody could act on.
   for (const DeviceAddress address : allocations_)
-    runtime_->allocator()->Free(address).IgnoreError();
+    allocator_->Free(address).IgnoreError();
 }
 
 absl::StatusOr<ActivationBuffer> Workspace::Allocate(uint64_t rows,
@@ -25,9 +26,8 @@ absl::StatusOr<ActivationBuffer> Workspace::Allocate(uint64_t rows,
   if (!bytes)
     return absl::InvalidArgumentError(absl::StrCat(
         "a workspace of ", rows, " x ", columns, " floats does not fit"));
-  QUIRE_ASSIGN_OR_RETURN(
-      const DeviceAddress address,
-      runtime_->allocator()->Allocate(*bytes, {.owner = owner_}));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
+                         allocator_->Allocate(*bytes, {.owner = owner_}));
   allocations_.push_back(address);
   return ActivationBuffer{address.host_pointer<float>(), columns};
 }
@@ -35,9 +35,9 @@ absl::StatusOr<ActivationBuffer> Workspace::Allocate(uint64_t rows,
 absl::StatusOr<std::unique_ptr<LayerRunner>> LayerRunner::Create(
     Runtime* runtime, const ModelConfig* config,
     std::span<const float> inverse_frequencies, uint32_t max_tokens,
-    ThreadPool* pool) {
+    ThreadPool* pool, DeviceId device) {
   std::unique_ptr<LayerRunner> runner(
-      new LayerRunner(runtime, config, inverse_frequencies, pool));
+      new LayerRunner(runtime, config, inverse_frequencies, pool, device));
   const uint64_t hidden = config->hidden_size;
   const uint64_t ffn = config->intermediate_size;
   const struct {

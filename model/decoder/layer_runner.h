@@ -21,7 +21,7 @@
 
 namespace quire {
 
-// float32 activations [rows, columns] in device memory.
+// float32 activations [rows, columns] in the memory of a device.
 struct ActivationBuffer {
   float* data = nullptr;
   uint64_t columns = 0;
@@ -32,7 +32,7 @@ struct ActivationBuffer {
 // Allocates under the owner "workspace" and frees together.
 class Workspace {
  public:
-  explicit Workspace(Runtime* runtime);
+  explicit Workspace(Runtime* runtime, DeviceId device = DeviceId(0));
   // REQUIRES: no stream uses the buffers any more.
   ~Workspace();
   Workspace(const Workspace&) = delete;
@@ -41,7 +41,7 @@ class Workspace {
   absl::StatusOr<ActivationBuffer> Allocate(uint64_t rows, uint64_t columns);
 
  private:
-  Runtime* const runtime_;
+  DeviceAllocator* const allocator_;
   const OwnerId owner_;
   std::vector<DeviceAddress> allocations_;
 };
@@ -77,7 +77,7 @@ class LayerRunner {
   static absl::StatusOr<std::unique_ptr<LayerRunner>> Create(
       Runtime* runtime, const ModelConfig* config,
       std::span<const float> inverse_frequencies, uint32_t max_tokens,
-      ThreadPool* pool);
+      ThreadPool* pool, DeviceId device = DeviceId(0));
 
   // Runs `layer` in place on `residual` [places.size(), hidden_size] and writes
   // the tokens' keys and values to their places. Calls no driver.
@@ -87,11 +87,12 @@ class LayerRunner {
 
  private:
   LayerRunner(Runtime* runtime, const ModelConfig* config,
-              std::span<const float> inverse_frequencies, ThreadPool* pool)
+              std::span<const float> inverse_frequencies, ThreadPool* pool,
+              DeviceId device)
       : config_(config),
         inverse_frequencies_(inverse_frequencies),
         pool_(pool),
-        workspace_(runtime) {}
+        workspace_(runtime, device) {}
 
   void RunAttention(std::span<const TokenPlace> places, KvDType kv_dtype);
 

@@ -45,18 +45,20 @@ void ApplyLinear(const Linear& linear, const float* input, size_t tokens,
 
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(
     Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
-    const StreamingOptions& options, ThreadPool* pool) {
+    const StreamingOptions& options, ThreadPool* pool,
+    const WeightPlacement& placement) {
   std::unique_ptr<ModelWeights> weights(new ModelWeights(runtime));
   WeightBuilder builder(runtime, checkpoint, config, weights.get());
-  QUIRE_RETURN_IF_ERROR(builder.Build(options, pool));
+  QUIRE_RETURN_IF_ERROR(builder.Build(placement, options, pool));
   return weights;
 }
 
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Reserve(
-    Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config) {
+    Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
+    const WeightPlacement& placement) {
   std::unique_ptr<ModelWeights> weights(new ModelWeights(runtime));
   WeightBuilder builder(runtime, checkpoint, config, weights.get());
-  QUIRE_RETURN_IF_ERROR(builder.Reserve());
+  QUIRE_RETURN_IF_ERROR(builder.Reserve(placement));
   return weights;
 }
 
@@ -66,12 +68,50 @@ absl::Status ModelWeights::Check(const Checkpoint& checkpoint,
   return WeightBuilder(nullptr, checkpoint, config, &weights).Describe();
 }
 
+absl::StatusOr<std::vector<PlacementBlock>> ModelWeights::Blocks(
+    const Checkpoint& checkpoint, const ModelConfig& config) {
+  ModelWeights weights(nullptr);
+  WeightBuilder builder(nullptr, checkpoint, config, &weights);
+  QUIRE_RETURN_IF_ERROR(builder.Describe());
+  return builder.Blocks();
+}
+
 ModelWeights::~ModelWeights() {
-  for (const DeviceAddress address : allocations_) {
+  for (const Allocation& allocation : allocations_) {
     // Every use is over, and the address came from this allocator: it cannot
     // fail in a way that a destructor could mend.
-    runtime_->allocator()->Free(address).IgnoreError();
+    runtime_->allocator(allocation.device)
+        ->Free(allocation.address)
+        .IgnoreError();
   }
+}
+
+OffloadStore* ModelWeights::store(DeviceId device) const {
+  return stores_[static_cast<size_t>(device.value())].get();
+}
+
+std::vector<OffloadStore*> ModelWeights::stores() const {
+  std::vector<OffloadStore*> stores;
+  for (const std::unique_ptr<OffloadStore>& store : stores_) {
+    if (store != nullptr) stores.push_back(store.get());
+  }
+  return stores;
+}
+
+OffloadStatistics ModelWeights::GetOffloadStatistics() const {
+  OffloadStatistics total;
+  for (const OffloadStore* const store : stores()) {
+    const OffloadStatistics one = store->GetStatistics();
+    total.acquired += one.acquired;
+    total.hits += one.hits;
+    total.stall_seconds += one.stall_seconds;
+    total.streamed = SaturatingAdd(total.streamed, one.streamed);
+    total.device = SaturatingAdd(total.device, one.device);
+    total.host = SaturatingAdd(total.host, one.host);
+    total.pinned = SaturatingAdd(total.pinned, one.pinned);
+    total.disk = SaturatingAdd(total.disk, one.disk);
+  }
+  return total;
 }
 
 std::vector<const Linear*> ModelWeights::Linears() const {
@@ -90,11 +130,6 @@ Bytes ModelWeights::BytesPerToken() const {
   for (const Linear* linear : Linears())
     total += linear->weight_bytes().value();
   return Bytes(total);
-}
-
-bool ModelWeights::tied_head() const {
-  const auto* const head = std::get_if<DenseMatrix>(&output_.matrix);
-  return head != nullptr && head->data == embedding_.data;
 }
 
 uint64_t ModelWeights::Parameters() const {

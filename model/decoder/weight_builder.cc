@@ -43,7 +43,8 @@ WeightBuilder::WeightBuilder(Runtime* runtime, const Checkpoint& checkpoint,
       weights_(weights),
       names_(NamesFor(checkpoint.format())) {}
 
-absl::Status WeightBuilder::Build(const StreamingOptions& options,
+absl::Status WeightBuilder::Build(const WeightPlacement& placement,
+                                  const StreamingOptions& options,
                                   ThreadPool* pool) {
   if (!runtime_->driver()->device_memory_is_host_memory())
     return absl::FailedPreconditionError(
@@ -51,25 +52,48 @@ absl::Status WeightBuilder::Build(const StreamingOptions& options,
                      runtime_->driver()->name(), "'"));
   owner_ = runtime_->RegisterOwner("weights");
   QUIRE_RETURN_IF_ERROR(Describe());
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<TensorPlacement> tensors,
-                         AllocateTensors());
-  QUIRE_RETURN_IF_ERROR(Stream(tensors, options));
-  for (const PendingGptq& pending : pending_gptq_)
-    QUIRE_RETURN_IF_ERROR(FinishGptq(pending, pool));
+  QUIRE_RETURN_IF_ERROR(PlaceParts(placement));
+  QUIRE_RETURN_IF_ERROR(
+      ForEachInHand([&] { return BuildInHand(options, pool); }));
+  ConnectParts(/*loaded=*/true);
   ReportUnused();
   return absl::OkStatus();
 }
 
-absl::Status WeightBuilder::Reserve() {
+absl::Status WeightBuilder::BuildInHand(const StreamingOptions& options,
+                                        ThreadPool* pool) {
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<TensorPlacement> tensors,
+                         AllocateTensors());
+  QUIRE_RETURN_IF_ERROR(Stream(tensors, options));
+  for (const PendingGptq& pending : pending_gptq_) {
+    if (!IsInHand(pending.part)) continue;
+    part_ = pending.part;
+    QUIRE_RETURN_IF_ERROR(FinishGptq(pending, pool));
+  }
+  return in_hand_ == kResidentParts ? absl::OkStatus() : Keep(tensors);
+}
+
+absl::Status WeightBuilder::Reserve(const WeightPlacement& placement) {
   owner_ = runtime_->RegisterOwner("weights");
   QUIRE_RETURN_IF_ERROR(Describe());
+  QUIRE_RETURN_IF_ERROR(PlaceParts(placement));
+  QUIRE_RETURN_IF_ERROR(ForEachInHand([&] { return ReserveInHand(); }));
+  ConnectParts(/*loaded=*/false);
+  ReportUnused();
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::ReserveInHand() {
   QUIRE_RETURN_IF_ERROR(AllocateTensors().status());
   std::vector<WeightPart>& parts = weights_->parts_;
   for (const Placement& placement : placements_) {
+    if (!IsInHand(placement.part)) continue;
     parts[placement.part].size =
         SaturatingAdd(parts[placement.part].size, placement.tensor->size);
   }
   for (const PendingGptq& pending : pending_gptq_) {
+    if (!IsInHand(pending.part)) continue;
+    part_ = pending.part;
     QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(*pending.module));
     for (const std::vector<uint32_t>* const index :
          {&rows.begin, &rows.order}) {
@@ -79,12 +103,11 @@ absl::Status WeightBuilder::Reserve() {
       parts[pending.part].size = SaturatingAdd(parts[pending.part].size, size);
     }
   }
-  ReportUnused();
   return absl::OkStatus();
 }
 
 void WeightBuilder::BeginPart(std::string name) {
-  weights_->parts_.push_back({std::move(name), Bytes(0)});
+  weights_->parts_.push_back({std::move(name), Bytes(0), DevicePlace(0)});
 }
 
 void WeightBuilder::Place(const TensorInfo& tensor,
@@ -142,12 +165,13 @@ absl::Status WeightBuilder::Describe() {
   QUIRE_RETURN_IF_ERROR(DescribeEmbedding());
   weights_->layers_.resize(config_.layers);
   for (uint32_t i = 0; i < config_.layers; ++i) {
-    BeginPart(absl::StrCat("layer ", i));
+    BeginPart(names_.Layer(i));
     QUIRE_RETURN_IF_ERROR(DescribeLayer(i, &weights_->layers_[i]));
   }
-  BeginPart(names_.output);
+  BeginPart(names_.output_norm);
   QUIRE_RETURN_IF_ERROR(DescribeVector(names_.output_norm, config_.hidden_size,
                                        &weights_->output_norm_));
+  BeginPart(names_.output);
   return DescribeOutput();
 }
 
@@ -214,6 +238,7 @@ absl::Status WeightBuilder::DescribeOutput() {
   if (config_.has_own_head)
     return Require(absl::StrCat(module, ".weight")).status();
   // The embedding's address is known after allocation only.
+  weights_->tied_head_ = true;
   weights_->output_.matrix = weights_->embedding_;
   return absl::OkStatus();
 }
@@ -330,38 +355,6 @@ absl::Status WeightBuilder::DescribeGptq(const GptqModule& module,
   });
   pending_gptq_.push_back({&module, matrix, weights_->parts_.size() - 1});
   return DescribeBias(module.name, module.bias, out_features, &linear->bias);
-}
-
-absl::StatusOr<DeviceAddress> WeightBuilder::AllocateBytes(Bytes size) {
-  QUIRE_ASSIGN_OR_RETURN(
-      const DeviceAddress address,
-      runtime_->allocator()->Allocate(size, {.owner = owner_}));
-  weights_->allocations_.push_back(address);
-  return address;
-}
-
-absl::StatusOr<std::vector<TensorPlacement>> WeightBuilder::AllocateTensors() {
-  std::vector<TensorPlacement> tensors;
-  tensors.reserve(placements_.size());
-  for (const Placement& placement : placements_) {
-    QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
-                           AllocateBytes(placement.tensor->size));
-    placement.assign(address);
-    tensors.push_back({placement.tensor, address});
-  }
-  // A tied head shares the embedding's bytes.
-  if (auto* head = std::get_if<DenseMatrix>(&weights_->output_.matrix);
-      head != nullptr && head->data == nullptr)
-    head->data = weights_->embedding_.data;
-  return tensors;
-}
-
-absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
-                                   const StreamingOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(weights_->load_report_,
-                         StreamTensors(runtime_->driver(), DeviceId(0),
-                                       checkpoint_, tensors, options));
-  return absl::OkStatus();
 }
 
 absl::Status WeightBuilder::FinishGptq(const PendingGptq& pending,

@@ -6,6 +6,8 @@
 //   1. Describe: each parameter of the model to its tensor, shapes checked.
 //   2. Allocate and stream.
 //   3. Finish: GPTQ rows are sorted by group and zero points understood.
+// The last two are made for all parts that stay on devices together, in the
+// order of the files, and then for each part that is kept elsewhere.
 // Reserve stops in the middle of the second pass, for who wants to know what a
 // model takes: it allocates all the same, and loads nothing.
 
@@ -36,14 +38,19 @@ class WeightBuilder {
                 const ModelConfig& config, ModelWeights* weights);
 
   // All three passes.
-  absl::Status Build(const StreamingOptions& options, ThreadPool* pool);
+  absl::Status Build(const WeightPlacement& placement,
+                     const StreamingOptions& options, ThreadPool* pool);
   // The first pass alone: nothing is allocated, no weight is read.
   absl::Status Describe();
   // Describes, allocates what Build allocates, in the same order, and fills in
   // the parts of the weights.
-  absl::Status Reserve();
+  absl::Status Reserve(const WeightPlacement& placement);
+  // After Describe.
+  std::vector<PlacementBlock> Blocks() const;
 
  private:
+  static constexpr size_t kResidentParts = SIZE_MAX;
+
   // A tensor to load, and what to do with its address.
   struct Placement {
     const TensorInfo* tensor;
@@ -79,10 +86,35 @@ class WeightBuilder {
   void BeginPart(std::string name);
   void Place(const TensorInfo& tensor,
              std::function<void(DeviceAddress)> assign);
+  // Settles on which device each part runs, and makes the stores for what is
+  // kept elsewhere.
+  absl::Status PlaceParts(const WeightPlacement& placement);
+  absl::Status MakeStores(const OffloadOptions& options);
+  DeviceId ExecutionDevice(size_t part) const;
+  bool IsResident(size_t part) const {
+    return weights_->parts_[part].place.tier == MemoryTier::kDevice;
+  }
+  // Whether `part` is among those in hand: one that is kept elsewhere, or
+  // kResidentParts.
+  bool IsInHand(size_t part) const {
+    return in_hand_ == kResidentParts ? IsResident(part) : in_hand_ == part;
+  }
+  // Takes the parts one after another in hand, the resident ones first, and
+  // calls `make`.
+  absl::Status ForEachInHand(const std::function<absl::Status()>& make);
+  absl::Status BuildInHand(const StreamingOptions& options, ThreadPool* pool);
+  absl::Status ReserveInHand();
+  // The bytes of a part, and addresses enough for what is made of them.
+  Bytes TensorBytes(size_t part) const;
   absl::StatusOr<std::vector<TensorPlacement>> AllocateTensors();
   absl::Status Stream(std::span<const TensorPlacement> tensors,
                       const StreamingOptions& options);
+  // Keeps the part in hand where it is to be kept.
+  absl::Status Keep(std::span<const TensorPlacement> tensors);
+  // Once all parts are built, or reserved and not `loaded`.
+  void ConnectParts(bool loaded);
   absl::StatusOr<GroupedRows> RowsOf(const GptqModule& module);
+  // For the part that is being built.
   absl::StatusOr<DeviceAddress> AllocateBytes(Bytes size);
   absl::Status FinishGptq(const PendingGptq& pending, ThreadPool* pool);
   // Copies host integers to a device allocation of their own.
@@ -100,6 +132,10 @@ class WeightBuilder {
   std::vector<GptqModule> modules_;
   std::unordered_map<std::string, const GptqModule*> module_by_name_;
   bool zeros_are_v2_ = false;
+  size_t in_hand_ = kResidentParts;
+  size_t part_ = 0;            // that is being built
+  std::vector<size_t> units_;  // by part, in its store
+  Bytes streamed_;             // of all parts, so far
   std::vector<Placement> placements_;
   std::vector<PendingGptq> pending_gptq_;
   std::unordered_set<const TensorInfo*> used_;

@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "model/engine/placement.h"
+#include "model/engine/reservation.h"
 #include "quire/alloc/runtime.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/model/decoder.h"
-#include "quire/model/thread_pool.h"
 #include "quire/paging/kv_layout.h"
 
 namespace quire {
@@ -19,70 +19,27 @@ namespace {
 // What a 4-bit GPTQ checkpoint with groups of 128 takes for each parameter: the
 // code, and a 16-bit scale and a zero point a group.
 constexpr double kBitsOfFourBitWeights = 4 + (16 + 4) / 128.0;
-// Room for workspaces, whatever the batch, on the device that the plan is made
-// on: it carries no memory.
-constexpr Bytes kRoomForWorkspace = GiB(1024);
-
-// What a session has allocated before its first sequence.
-struct Reservation {
-  std::unique_ptr<ModelWeights> weights;
-  Bytes workspace;
-  std::vector<AdapterInfo> adapters;
-  Bytes mapped;
-};
-
-Bytes RequestedBytes(const Runtime& runtime) {
-  return Bytes(runtime.allocator()->GetStatistics().requested_bytes);
-}
-
-absl::StatusOr<Reservation> Reserve(Runtime* runtime,
-                                    const Checkpoint& checkpoint,
-                                    const ModelConfig& config,
-                                    const SessionOptions& options) {
-  Reservation made;
-  QUIRE_ASSIGN_OR_RETURN(made.weights,
-                         ModelWeights::Reserve(runtime, checkpoint, config));
-  const Bytes before = RequestedBytes(*runtime);
-  ThreadPool pool(1);
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Decoder> decoder,
-                         Decoder::Create(runtime, config, made.weights.get(),
-                                         &pool, options.decoder));
-  made.workspace = SaturatingSubtract(RequestedBytes(*runtime), before);
-  AdapterSet adapters(runtime, config, made.weights->tied_head(),
-                      options.decoder.max_batch_tokens);
-  for (const AdapterSource& adapter : options.adapters)
-    QUIRE_RETURN_IF_ERROR(
-        adapters.Reserve(adapter.name, adapter.folder).status());
-  made.adapters = adapters.List();
-  made.mapped = Bytes(runtime->allocator()->GetStatistics().mapped_bytes);
-  return made;
-}
-
-// The device that is planned for.
-absl::Status LookAtDevice(DeviceOptions options, ModelPlan* plan) {
-  options.backing = false;
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
-                         CreateRuntime(options));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory,
-                         runtime->driver()->GetMemoryInfo(DeviceId(0)));
-  const DeviceMemoryStatistics pool = runtime->memory()->GetStatistics();
-  plan->device_memory = memory.total;
-  plan->usable = pool.limit;
-  plan->page_size = pool.page_size;
-  return absl::OkStatus();
-}
-
-// The pages that are left, and what of sequences they hold.
+// The pages that are left on each device, and what of sequences they hold.
 class KvRoom {
  public:
-  KvRoom(const KvLayout& layout, Bytes room, Bytes page_size)
-      : layout_(layout),
-        pages_(room.value() / page_size.value()),
-        page_size_(page_size) {}
+  KvRoom(const Reservation& reservation, const std::vector<DevicePlan>& devices,
+         Bytes page_size)
+      : layers_(reservation.layers), page_size_(page_size) {
+    for (const DeviceLayers& part : layers_)
+      pages_.push_back(
+          devices[static_cast<size_t>(part.device.value())].kv.value() /
+          page_size.value());
+  }
 
+  // A sequence takes pages of every device that layers run on.
   uint64_t SequencesOf(uint64_t tokens) const {
-    const auto each = layout_.PagesForTokens(tokens, page_size_);
-    return !each || each->zero() ? 0 : pages_ / each->value();
+    uint64_t sequences = UINT64_MAX;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const auto each = layers_[i].layout.PagesForTokens(tokens, page_size_);
+      sequences = std::min(
+          sequences, !each || each->zero() ? 0 : pages_[i] / each->value());
+    }
+    return sequences;
   }
   // Alone; at most `limit`.
   uint64_t LongestSequence(uint64_t limit) const {
@@ -96,10 +53,145 @@ class KvRoom {
   }
 
  private:
-  const KvLayout& layout_;
-  const uint64_t pages_;
+  const std::vector<DeviceLayers>& layers_;
   const Bytes page_size_;
+  std::vector<uint64_t> pages_;  // by element of layers_
 };
+
+// What is known of a placement without looking at alternatives.
+struct Outlook {
+  Reservation reservation;
+  std::vector<DevicePlan> devices;
+  bool weights_fit = true;
+  uint64_t longest_sequence = 0;
+};
+
+absl::StatusOr<Outlook> LookAt(const Checkpoint& checkpoint,
+                               const ModelConfig& config,
+                               const SessionOptions& options,
+                               const WeightPlacement& placement,
+                               const std::vector<Bytes>& limits,
+                               uint64_t max_model_len) {
+  Outlook outlook;
+  QUIRE_ASSIGN_OR_RETURN(outlook.reservation,
+                         ReserveModel(checkpoint, config, options, placement,
+                                      static_cast<int>(limits.size())));
+  const Bytes page_size = options.device.page_size;
+  for (size_t i = 0; i < limits.size(); ++i) {
+    const DeviceReservation& reserved = outlook.reservation.devices[i];
+    DevicePlan device;
+    device.usable = limits[i];
+    device.workspace = reserved.workspace;
+    device.buffers = reserved.buffers;
+    device.fixed = reserved.fixed;
+    device.kv = SaturatingSubtract(device.usable, device.fixed);
+    outlook.weights_fit &= device.fixed <= device.usable;
+    outlook.devices.push_back(device);
+  }
+  for (const WeightPart& part : outlook.reservation.weights->parts()) {
+    if (part.place.tier != MemoryTier::kDevice) continue;
+    Bytes& weights =
+        outlook.devices[static_cast<size_t>(part.place.device.value())].weights;
+    weights = SaturatingAdd(weights, part.size);
+  }
+  for (const DeviceLayers& part : outlook.reservation.layers) {
+    DevicePlan& device =
+        outlook.devices[static_cast<size_t>(part.device.value())];
+    device.layers = static_cast<uint32_t>(part.layers.size());
+    device.kv_token = part.layout.TokenBytes();
+  }
+  outlook.longest_sequence =
+      KvRoom(outlook.reservation, outlook.devices, page_size)
+          .LongestSequence(max_model_len);
+  return outlook;
+}
+
+Bytes BytesIn(const std::vector<WeightPart>& parts, MemoryTier tier) {
+  Bytes total;
+  for (const WeightPart& part : parts) {
+    if (part.place.tier == tier) total = SaturatingAdd(total, part.size);
+  }
+  return total;
+}
+
+// The devices that are planned for.
+absl::StatusOr<std::vector<Bytes>> LookAtDevices(DeviceOptions options,
+                                                 ModelPlan* plan) {
+  options.backing = false;
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
+                         CreateRuntime(options));
+  for (int i = 0; i < runtime->device_count(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory,
+                           runtime->driver()->GetMemoryInfo(DeviceId(i)));
+    plan->device_memory = SaturatingAdd(plan->device_memory, memory.total);
+  }
+  plan->page_size = options.page_size;
+  return LimitsOf(*runtime);
+}
+
+// ---- Alternatives -----------------------------------------------------------
+
+// More of the same device than anybody has in one machine.
+constexpr int kMaxAlternativeDevices = 8;
+
+absl::StatusOr<PlannedAlternative> TryPlacement(
+    std::string description, const Checkpoint& checkpoint,
+    const ModelConfig& config, SessionOptions options,
+    std::vector<MemoryLimit> max_memory, const std::vector<Bytes>& limits,
+    uint64_t max_model_len) {
+  options.placement.device_map = "sequential";
+  options.placement.max_memory = std::move(max_memory);
+  PlannedAlternative alternative{.description = std::move(description)};
+  const absl::StatusOr<WeightPlacement> placement =
+      PlaceWeights(checkpoint, config, options, limits);
+  // That there is no room this way either is what is to be said.
+  if (absl::IsResourceExhausted(placement.status())) return alternative;
+  QUIRE_RETURN_IF_ERROR(placement.status());
+  QUIRE_ASSIGN_OR_RETURN(
+      const Outlook outlook,
+      LookAt(checkpoint, config, options, *placement, limits, max_model_len));
+  alternative.places = placement->places;
+  alternative.host =
+      BytesIn(outlook.reservation.weights->parts(), MemoryTier::kHost);
+  alternative.longest_sequence = outlook.longest_sequence;
+  alternative.fits =
+      outlook.weights_fit && outlook.longest_sequence == max_model_len;
+  return alternative;
+}
+
+// What the host, and what more devices like the first, would change.
+absl::StatusOr<std::vector<PlannedAlternative>> FindAlternatives(
+    const Checkpoint& checkpoint, const ModelConfig& config,
+    const SessionOptions& options, const std::vector<Bytes>& limits,
+    uint64_t max_model_len) {
+  std::vector<PlannedAlternative> alternatives;
+  std::vector<MemoryLimit> places;
+  for (size_t i = 0; i < limits.size(); ++i)
+    places.push_back({DevicePlace(static_cast<int32_t>(i)), limits[i]});
+  std::vector<MemoryLimit> with_host = places;
+  with_host.push_back({kHostPlace, Bytes(UINT64_MAX)});
+  QUIRE_ASSIGN_OR_RETURN(
+      PlannedAlternative host,
+      TryPlacement("weights on the host", checkpoint, config, options,
+                   with_host, limits, max_model_len));
+  alternatives.push_back(std::move(host));
+  std::vector<Bytes> more = limits;
+  while (more.size() < kMaxAlternativeDevices) {
+    places.push_back(
+        {DevicePlace(static_cast<int32_t>(more.size())), limits.front()});
+    more.push_back(limits.front());
+    QUIRE_ASSIGN_OR_RETURN(
+        PlannedAlternative devices,
+        TryPlacement(absl::StrCat(more.size(), " devices"), checkpoint, config,
+                     options, places, more, max_model_len));
+    const bool enough = devices.fits;
+    // The fewest that suffice, or that the most do not.
+    if (enough || more.size() == kMaxAlternativeDevices)
+      alternatives.push_back(std::move(devices));
+    if (enough) break;
+  }
+  return alternatives;
+}
 
 std::vector<PlannedBatch> Batches(const KvRoom& room, uint64_t max_model_len) {
   constexpr uint64_t kShortest = 256;
@@ -112,19 +204,26 @@ std::vector<PlannedBatch> Batches(const KvRoom& room, uint64_t max_model_len) {
   return batches;
 }
 
-std::vector<std::string> Advise(const ModelPlan& plan, const KvLayout& layout,
+std::vector<std::string> Advise(const ModelPlan& plan, const Outlook& outlook,
                                 const SessionOptions& options) {
   std::vector<std::string> advice;
-  const auto one_sequence =
-      layout.PagesForTokens(plan.max_model_len, plan.page_size);
-  const Bytes needed = SaturatingAdd(
-      plan.fixed, one_sequence ? CheckedBytes(*one_sequence, plan.page_size)
-                                     .value_or(Bytes(UINT64_MAX))
-                               : Bytes(UINT64_MAX));
-  advice.push_back(absl::StrFormat(
-      "%s are missing: %s needed, %s usable of the device's %s",
-      FormatBytes(SaturatingSubtract(needed, plan.usable)), FormatBytes(needed),
-      FormatBytes(plan.usable), FormatBytes(plan.device_memory)));
+  for (const DeviceLayers& part : outlook.reservation.layers) {
+    const DevicePlan& device =
+        plan.devices[static_cast<size_t>(part.device.value())];
+    const auto one_sequence =
+        part.layout.PagesForTokens(plan.max_model_len, plan.page_size);
+    const Bytes needed = SaturatingAdd(
+        device.fixed, one_sequence ? CheckedBytes(*one_sequence, plan.page_size)
+                                         .value_or(Bytes(UINT64_MAX))
+                                   : Bytes(UINT64_MAX));
+    if (needed <= device.usable) continue;
+    advice.push_back(absl::StrFormat(
+        "%s are missing on device %d: %s needed for weights, workspace and one "
+        "sequence of %u tokens, %s usable",
+        FormatBytes(SaturatingSubtract(needed, device.usable)),
+        part.device.value(), FormatBytes(needed), plan.max_model_len,
+        FormatBytes(device.usable)));
+  }
   if (plan.longest_sequence > 0) {
     advice.push_back(absl::StrCat("--max-model-len ", plan.longest_sequence,
                                   " is the longest that fits"));
@@ -144,6 +243,16 @@ std::vector<std::string> Advise(const ModelPlan& plan, const KvLayout& layout,
         "fewer --max-num-batched-tokens than %u: the workspace takes %s",
         options.decoder.max_batch_tokens, FormatBytes(plan.workspace)));
   }
+  for (const PlannedAlternative& alternative : plan.alternatives) {
+    if (!alternative.fits) continue;
+    advice.push_back(
+        alternative.host.zero()
+            ? absl::StrCat("it fits on ", alternative.description)
+            : absl::StrFormat("it fits with %s: --device-map auto, and %s of "
+                              "the weights in host memory",
+                              alternative.description,
+                              FormatBytes(alternative.host)));
+  }
   return advice;
 }
 
@@ -156,40 +265,44 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
   ModelPlan plan;
   QUIRE_ASSIGN_OR_RETURN(const KvLayout layout, MakeKvLayout(config, options));
   QUIRE_ASSIGN_OR_RETURN(plan.max_model_len, LongestSequence(config, options));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceOptions devices,
+                         DevicesFor(checkpoint, config, options));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<Bytes> limits,
+                         LookAtDevices(devices, &plan));
+  QUIRE_ASSIGN_OR_RETURN(const WeightPlacement placement,
+                         PlaceWeights(checkpoint, config, options, limits));
+  QUIRE_ASSIGN_OR_RETURN(const Outlook outlook,
+                         LookAt(checkpoint, config, options, placement, limits,
+                                plan.max_model_len));
 
-  QUIRE_RETURN_IF_ERROR(LookAtDevice(options.device, &plan));
-  // One that everything fits on.
-  DeviceOptions large = options.device;
-  large.driver = "host";
-  large.backing = false;
-  large.memory_utilization = 1;
-  large.device_memory = SaturatingAdd(
-      SaturatingAdd(checkpoint.total_size(), checkpoint.total_size()),
-      kRoomForWorkspace);
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
-                         CreateRuntime(large));
-  QUIRE_ASSIGN_OR_RETURN(const Reservation reservation,
-                         Reserve(runtime.get(), checkpoint, config, options));
-
-  plan.parts = reservation.weights->parts();
-  plan.warnings = reservation.weights->warnings();
-  for (const WeightPart& part : plan.parts) {
+  const ModelWeights& weights = *outlook.reservation.weights;
+  plan.parts = weights.parts();
+  plan.warnings = weights.warnings();
+  for (const WeightPart& part : plan.parts)
     plan.weights = SaturatingAdd(plan.weights, part.size);
-  }
-  plan.workspace = reservation.workspace;
-  for (const AdapterInfo& adapter : reservation.adapters) {
+  plan.host = BytesIn(plan.parts, MemoryTier::kHost);
+  plan.disk = BytesIn(plan.parts, MemoryTier::kDisk);
+  plan.parameters = weights.Parameters();
+  for (const AdapterInfo& adapter : outlook.reservation.adapters) {
     plan.adapters.push_back({adapter.name, adapter.bytes});
     plan.warnings.insert(plan.warnings.end(), adapter.warnings.begin(),
                          adapter.warnings.end());
   }
-  plan.fixed = reservation.mapped;
-  plan.parameters = reservation.weights->Parameters();
   plan.rule_of_thumb = Bytes(plan.weights.value() / 5 * 6);
 
-  plan.layers_per_row = layout.options().layers_per_row;
+  plan.devices = outlook.devices;
   plan.kv_token = layout.TokenBytes();
-  plan.kv = SaturatingSubtract(plan.usable, plan.fixed);
-  plan.kv_tokens = plan.kv.value() / plan.kv_token.value();
+  plan.kv_tokens = UINT64_MAX;
+  for (const DevicePlan& device : plan.devices) {
+    plan.usable = SaturatingAdd(plan.usable, device.usable);
+    plan.workspace = SaturatingAdd(plan.workspace, device.workspace);
+    plan.fixed = SaturatingAdd(plan.fixed, device.fixed);
+    plan.kv = SaturatingAdd(plan.kv, device.kv);
+    if (device.layers > 0)
+      plan.kv_tokens =
+          std::min(plan.kv_tokens, device.kv.value() / device.kv_token.value());
+  }
+  plan.layers_per_row = layout.options().layers_per_row;
   QUIRE_ASSIGN_OR_RETURN(
       plan.layouts,
       ChooseLayout(
@@ -198,12 +311,17 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
                               ? std::max<uint64_t>(plan.max_model_len / 2, 1)
                               : mean_tokens},
           plan.page_size));
-  const KvRoom room(layout, plan.kv, plan.page_size);
-  plan.longest_sequence = room.LongestSequence(plan.max_model_len);
-  plan.batches = Batches(room, plan.max_model_len);
+  plan.longest_sequence = outlook.longest_sequence;
+  plan.batches =
+      Batches(KvRoom(outlook.reservation, plan.devices, plan.page_size),
+              plan.max_model_len);
   plan.fits =
-      plan.fixed <= plan.usable && plan.longest_sequence == plan.max_model_len;
-  if (!plan.fits) plan.advice = Advise(plan, layout, options);
+      outlook.weights_fit && plan.longest_sequence == plan.max_model_len;
+  if (plan.fits) return plan;
+  QUIRE_ASSIGN_OR_RETURN(plan.alternatives,
+                         FindAlternatives(checkpoint, config, options, limits,
+                                          plan.max_model_len));
+  plan.advice = Advise(plan, outlook, options);
   return plan;
 }
 

@@ -6,13 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "model/engine/cache_factory.h"
+#include "model/engine/placement.h"
 #include "model/engine/shared_device.h"
 #include "quire/alloc/cuda_driver.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/paging/block_table_cache.h"
-#include "quire/paging/kv_cache.h"
-#include "quire/paging/static_cache.h"
 
 namespace quire {
 namespace {
@@ -37,6 +36,7 @@ absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
   host.granularity = std::min(host.granularity, options.page_size);
   if (host.granularity.zero())
     return absl::InvalidArgumentError("a page of 0 bytes");
+  host.device_count = options.device_count;
   // A device has whole pages.
   host.memory_per_device = Bytes(memory.value() / host.granularity.value() *
                                  host.granularity.value());
@@ -45,44 +45,6 @@ absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<HostDriver> driver,
                          HostDriver::Create(host));
   return driver;
-}
-
-absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
-    Runtime* runtime, const ModelConfig& config, StreamId stream,
-    const SessionOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const KvLayout layout, MakeKvLayout(config, options));
-  QUIRE_ASSIGN_OR_RETURN(const uint64_t max_sequence_length,
-                         LongestSequence(config, options));
-  if (!options.swap_space.zero() &&
-      options.kv_cache != KvCacheKind::kContiguous)
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a swap space of ", FormatBytes(options.swap_space),
-        " needs the contiguous KV cache: what is preempted in the ",
-        KvCacheKindName(options.kv_cache), " one is computed again"));
-  const OwnerId owner = runtime->RegisterOwner("kv");
-  switch (options.kv_cache) {
-    case KvCacheKind::kPaged:
-      return BlockTableCache::Create(
-          runtime->memory(), layout,
-          {.max_sequence_length = max_sequence_length,
-           .max_sequences = options.max_sequences,
-           .owner = owner,
-           .block_tokens = options.block_size,
-           .stream = stream});
-    case KvCacheKind::kStatic:
-      return StaticCache::Create(runtime->memory(), layout,
-                                 {.max_sequence_length = max_sequence_length,
-                                  .max_sequences = options.max_sequences,
-                                  .owner = owner});
-    case KvCacheKind::kContiguous:
-      return KvCache::Create(runtime->memory(), layout,
-                             {.max_sequence_length = max_sequence_length,
-                              .max_sequences = options.max_sequences,
-                              .owner = owner,
-                              .stream = stream,
-                              .swap_space = options.swap_space});
-  }
-  return absl::InvalidArgumentError("no such kind of KV cache");
 }
 
 absl::StatusOr<std::unique_ptr<SharedDevice>> JoinLedger(
@@ -95,6 +57,11 @@ absl::StatusOr<std::unique_ptr<SharedDevice>> JoinLedger(
                      " the ",
                      KvCacheKindName(options.kv_cache),
                      " one takes its memory at the start"));
+  if (options.placement.in_use())
+    return absl::InvalidArgumentError(
+        absl::StrCat("a ledger (", options.sharing.ledger,
+                     ") claims all weights for one device: there is no device "
+                     "map and no memory limit beside it"));
   QUIRE_ASSIGN_OR_RETURN(const KvLayout layout, MakeKvLayout(config, options));
   QUIRE_ASSIGN_OR_RETURN(const uint64_t longest,
                          LongestSequence(config, options));
@@ -134,7 +101,20 @@ absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(
   runtime.page_size = options.page_size;
   runtime.limit = Bytes(static_cast<uint64_t>(
       static_cast<double>(memory.total.value()) * options.memory_utilization));
-  return Runtime::Create(std::move(driver), runtime);
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Runtime> created,
+                         Runtime::Create(std::move(driver), runtime));
+  const size_t limited = std::min(options.limits.size(),
+                                  static_cast<size_t>(created->device_count()));
+  for (size_t i = 0; i < limited; ++i) {
+    DeviceMemory* const pool = created->memory(DeviceId(static_cast<int>(i)));
+    const Bytes limit =
+        std::min(options.limits[i], pool->GetStatistics().limit);
+    if (const absl::Status status = pool->SetLimit(limit); !status.ok())
+      return absl::Status(
+          status.code(),
+          absl::StrCat("max memory of device ", i, ": ", status.message()));
+  }
+  return created;
 }
 
 KvShape MakeKvShape(const ModelConfig& config, const SessionOptions& options) {
@@ -171,9 +151,14 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   if (options.runtime != nullptr) {
     session->runtime_ = Runtime::CreateView(options.runtime, options.owner);
   } else {
-    QUIRE_ASSIGN_OR_RETURN(session->runtime_, CreateRuntime(options.device));
+    QUIRE_ASSIGN_OR_RETURN(const DeviceOptions devices,
+                           DevicesFor(*session->checkpoint_, config, options));
+    QUIRE_ASSIGN_OR_RETURN(session->runtime_, CreateRuntime(devices));
   }
   Runtime* runtime = session->runtime_.get();
+  QUIRE_ASSIGN_OR_RETURN(
+      const WeightPlacement placement,
+      PlaceWeights(*session->checkpoint_, config, options, LimitsOf(*runtime)));
   if (!options.sharing.ledger.empty()) {
     QUIRE_ASSIGN_OR_RETURN(
         session->shared_,
@@ -185,7 +170,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   QUIRE_ASSIGN_OR_RETURN(
       session->weights_,
       ModelWeights::Load(runtime, *session->checkpoint_, config,
-                         options.streaming, session->pool_.get()));
+                         options.streaming, session->pool_.get(), placement));
 
   // Before the cache, which may take all that is left.
   QUIRE_ASSIGN_OR_RETURN(
@@ -200,9 +185,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
         session->adapters_
             ->Load(adapter.name, adapter.folder, options.streaming)
             .status());
-  QUIRE_ASSIGN_OR_RETURN(
-      session->cache_,
-      CreateCache(runtime, config, session->decoder_->stream(), options));
+  QUIRE_ASSIGN_OR_RETURN(session->cache_,
+                         CreateCache(runtime, config, *session->weights_,
+                                     *session->decoder_, options));
   runtime->trace()->Mark("ready");
   session->on_leaks_ = options.on_leaks;
   return session;

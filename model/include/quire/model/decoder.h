@@ -45,7 +45,7 @@ struct BatchItem {
 absl::Status CheckTokens(std::span<const TokenId> tokens, uint32_t vocab_size);
 
 // Not thread-safe: one Forward at a time. Owns its workspace (owner
-// "workspace") and its stream.
+// "workspace") and a stream, on each device that parts of the model run on.
 class Decoder {
  public:
   // `runtime`, `weights` and `pool` must outlive the decoder.
@@ -56,14 +56,17 @@ class Decoder {
 
   const ModelConfig& config() const;
   const DecoderOptions& options() const;
-  // The stream that Forward runs on: the one to record fences on.
-  StreamId stream() const;
+  // The stream that Forward runs on there: the one to record fences on.
+  // StreamId() where no part of the model runs on the device.
+  StreamId stream(DeviceId device = DeviceId(0)) const;
 
   // Runs the batch and waits for it. REQUIRES: `cache` backs position +
   // tokens.size() tokens of every sequence (SequenceCache::Step). Returns
   // [sum of logit_rows, vocab_size], in the order of the batch, valid until the
   // next call. Errors: kInvalidArgument for a token outside the vocabulary, a
-  // batch beyond the options, or an adapter that is none of this model.
+  // batch beyond the options, or an adapter that is none of this model; those
+  // of bringing weights that are kept elsewhere, after which the same batch may
+  // be tried again.
   absl::StatusOr<std::span<const float>> Forward(
       std::span<const BatchItem> batch, const SequenceCache& cache);
 

@@ -1,8 +1,10 @@
-// A model's weights on the device, as the forward pass reads them.
+// A model's weights on the devices, as the forward pass reads them.
 //
-// Every tensor is an allocation of the device allocator under the owner
-// "weights"; packed weights stay packed. Loading goes through the streaming
-// loader, so the host never holds more than its ring.
+// Every tensor is an allocation of a device's allocator under the owner
+// "weights"; packed weights stay packed. Parts that are kept on the host or on
+// disk lie in an OffloadStore, at addresses that are backed while they run.
+// Loading goes through the streaming loader, so that the host never holds more
+// than its ring, and what is to be kept there.
 
 #ifndef QUIRE_MODEL_MODEL_WEIGHTS_H_
 #define QUIRE_MODEL_MODEL_WEIGHTS_H_
@@ -14,6 +16,8 @@
 
 #include "absl/status/statusor.h"
 #include "quire/alloc/runtime.h"
+#include "quire/loader/device_map.h"
+#include "quire/loader/offload_store.h"
 #include "quire/loader/streaming_loader.h"
 #include "quire/model/model_config.h"
 #include "quire/model/ops.h"
@@ -52,10 +56,25 @@ struct DecoderLayer {
   Linear gate, up, down;
 };
 
-// The embedding, a layer, or the output head with its norm.
+// The embedding, a layer, the last norm or the output head: what is placed as a
+// whole.
 struct WeightPart {
-  std::string name;
-  Bytes size;  // allocated for it
+  std::string name;  // "model.layers.3"
+  Bytes size;        // allocated for it
+  MemoryPlace place;
+};
+
+// Where the parts go.
+struct WeightPlacement {
+  std::vector<MemoryPlace> places;  // by part; empty: all on device 0
+  OffloadOptions offload;
+};
+
+// Where a pass finds a part.
+struct PartResidence {
+  DeviceId device;                // that it runs on
+  OffloadStore* store = nullptr;  // null: it is on the device at all times
+  size_t visit = 0;               // in the schedule of the store
 };
 
 // Immutable after Load. The device memory is freed with it: REQUIRES that no
@@ -66,19 +85,24 @@ class ModelWeights {
   // has the wrong shape or holds wrong data.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(
       Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
-      const StreamingOptions& options, ThreadPool* pool);
+      const StreamingOptions& options, ThreadPool* pool,
+      const WeightPlacement& placement = {});
   // Allocates what Load would, in the same order, and loads nothing: to learn
   // what a model takes, on a device without memory. What it points to must not
   // be read. `runtime` must outlive it.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Reserve(
-      Runtime* runtime, const Checkpoint& checkpoint,
-      const ModelConfig& config);
+      Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
+      const WeightPlacement& placement = {});
   ~ModelWeights();
 
   // Whether the checkpoint has every tensor that Load wants, of the right type
   // and shape. Reads no weight and allocates nothing.
   static absl::Status Check(const Checkpoint& checkpoint,
                             const ModelConfig& config);
+  // The parts as a device map places them: the embedding, the layers, the last
+  // norm, the head. Same errors; reads no weight.
+  static absl::StatusOr<std::vector<PlacementBlock>> Blocks(
+      const Checkpoint& checkpoint, const ModelConfig& config);
 
   const DenseMatrix& embedding() const { return embedding_; }
   const std::vector<DecoderLayer>& layers() const { return layers_; }
@@ -88,15 +112,23 @@ class ModelWeights {
     return inverse_frequencies_;
   }
 
-  // Of Reserve, in the order of the model.
+  // In the order of the model, as of Blocks. Sizes are of Reserve only.
   const std::vector<WeightPart>& parts() const { return parts_; }
+  // By part. The parts that a store has must be acquired before they run.
+  const std::vector<PartResidence>& residences() const { return residences_; }
+  // Of all stores together.
+  OffloadStatistics GetOffloadStatistics() const;
+  // Of a device; null where all that runs there stays there.
+  OffloadStore* store(DeviceId device) const;
+  // Every store, for who ends a pass.
+  std::vector<OffloadStore*> stores() const;
   const LoadReport& load_report() const { return load_report_; }
   // Oddities that change nothing: mislabelled zero points, unused tensors.
   const std::vector<std::string>& warnings() const { return warnings_; }
   // Bytes of weights that one decoded token reads: every linear once.
   Bytes BytesPerToken() const;
   // The output head is the embedding.
-  bool tied_head() const;
+  bool tied_head() const { return tied_head_; }
   // Of matrices, however they are stored; a tied head counts once.
   uint64_t Parameters() const;
 
@@ -106,12 +138,20 @@ class ModelWeights {
   std::vector<const Linear*> Linears() const;
   explicit ModelWeights(Runtime* runtime) : runtime_(runtime) {}
 
+  struct Allocation {
+    DeviceId device;
+    DeviceAddress address;
+  };
+
   Runtime* const runtime_;
-  std::vector<DeviceAddress> allocations_;
+  std::vector<Allocation> allocations_;
+  std::vector<std::unique_ptr<OffloadStore>> stores_;  // by device; or null
+  std::vector<PartResidence> residences_;
   DenseMatrix embedding_;
   std::vector<DecoderLayer> layers_;
   ParameterVector output_norm_;
   Linear output_;
+  bool tied_head_ = false;  // output_ is the embedding
   std::vector<float> inverse_frequencies_;
   std::vector<WeightPart> parts_;
   LoadReport load_report_;

@@ -14,6 +14,8 @@
 #include "quire/alloc/leak_report.h"
 #include "quire/alloc/runtime.h"
 #include "quire/loader/checkpoint.h"
+#include "quire/loader/device_map.h"
+#include "quire/loader/offload_store.h"
 #include "quire/loader/streaming_loader.h"
 #include "quire/model/adapters.h"
 #include "quire/model/decoder.h"
@@ -30,7 +32,11 @@ struct DeviceOptions {
   // The part of the device that Quire may use, in (0, 1].
   double memory_utilization = 0.9;
   Bytes page_size = MiB(2);
-  bool backing = true;  // false: the software device's pages carry no memory
+  bool backing = true;   // false: the software device's pages carry no memory
+  int device_count = 1;  // of the software driver
+  // By device, what may be used at most, beside memory_utilization; devices
+  // beyond the end have no such limit.
+  std::vector<Bytes> limits;
 };
 
 // The driver and its pools. Errors name the option at fault.
@@ -61,6 +67,19 @@ struct AdapterSource {
   std::string folder;
 };
 
+// Which memory the parts of the model go to. Beside the devices that a map
+// names, the software driver has none.
+struct PlacementOptions {
+  // Empty: device 0 has all, or, where there are limits, "auto". Else "auto",
+  // "balanced", "balanced_low_0", "sequential" or a file (device_map.h).
+  std::string device_map;
+  // Sorted by place. Empty: what each device has, and what the host has left.
+  std::vector<MemoryLimit> max_memory;
+  OffloadOptions offload;
+
+  bool in_use() const { return !device_map.empty() || !max_memory.empty(); }
+};
+
 struct SessionOptions {
   DeviceOptions device;
   // Instead of a device of its own: one that other sessions of this process are
@@ -70,6 +89,7 @@ struct SessionOptions {
   // use a device of its own.
   Runtime* runtime = nullptr;
   std::string owner = "model";
+  PlacementOptions placement;
   SharingOptions sharing;
   StreamingOptions streaming;
   DecoderOptions decoder;
@@ -111,6 +131,7 @@ class Session {
   const Checkpoint& checkpoint() const { return *checkpoint_; }
   const ModelConfig& config() const { return config_; }
   Runtime& runtime() { return *runtime_; }
+  const Runtime& runtime() const { return *runtime_; }
   const ModelWeights& weights() const { return *weights_; }
   SequenceCache& cache() { return *cache_; }
   Decoder& decoder() { return *decoder_; }

@@ -1,0 +1,227 @@
+// Where a WeightBuilder puts what it builds: allocators of devices for parts
+// that stay there, stores for those that are kept on the host or on disk.
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "model/decoder/weight_builder.h"
+#include "quire/alloc/status_macros.h"
+
+namespace quire {
+namespace {
+
+constexpr size_t kEmbedding = 0;
+
+// "model.layers.3.mlp.up_proj" of "model.layers.3.mlp.up_proj.qweight".
+std::string_view ModuleOf(std::string_view tensor) {
+  return tensor.substr(0, tensor.rfind('.'));
+}
+
+}  // namespace
+
+std::vector<PlacementBlock> WeightBuilder::Blocks() const {
+  std::vector<PlacementBlock> blocks;
+  std::vector<std::unordered_set<std::string_view>> modules(
+      weights_->parts_.size());
+  for (const Placement& placement : placements_)
+    modules[placement.part].insert(ModuleOf(placement.tensor->name));
+  for (size_t part = 0; part < weights_->parts_.size(); ++part) {
+    blocks.push_back({.name = weights_->parts_[part].name,
+                      .size = TensorBytes(part),
+                      .layer = part >= 1 && part <= config_.layers,
+                      .modules = static_cast<uint32_t>(modules[part].size())});
+  }
+  if (weights_->tied_head_) blocks.back().tied_to = kEmbedding;
+  return blocks;
+}
+
+Bytes WeightBuilder::TensorBytes(size_t part) const {
+  Bytes total;
+  for (const Placement& placement : placements_) {
+    if (placement.part == part)
+      total = SaturatingAdd(total, placement.tensor->size);
+  }
+  return total;
+}
+
+// What is kept elsewhere runs where the part before it ran, so that activations
+// stay; at the start, where the first resident part runs.
+DeviceId WeightBuilder::ExecutionDevice(size_t part) const {
+  const std::vector<WeightPart>& parts = weights_->parts_;
+  for (size_t i = part + 1; i-- > 0;) {
+    if (IsResident(i)) return parts[i].place.device;
+  }
+  const auto next = std::find_if(
+      parts.begin(), parts.end(),
+      [](const WeightPart& p) { return p.place.tier == MemoryTier::kDevice; });
+  return next == parts.end() ? DeviceId(0) : next->place.device;
+}
+
+absl::Status WeightBuilder::PlaceParts(const WeightPlacement& placement) {
+  std::vector<WeightPart>& parts = weights_->parts_;
+  if (!placement.places.empty()) {
+    if (placement.places.size() != parts.size())
+      return absl::InvalidArgumentError(
+          absl::StrCat("a placement of ", placement.places.size(),
+                       " parts for a model of ", parts.size()));
+    for (size_t i = 0; i < parts.size(); ++i)
+      parts[i].place = placement.places[i];
+  }
+  for (const WeightPart& part : parts) {
+    if (part.place.tier == MemoryTier::kDevice &&
+        part.place.device.value() >= runtime_->device_count())
+      return absl::InvalidArgumentError(absl::StrCat(
+          part.name, " is placed on device ", part.place.device.value(),
+          ", there are ", runtime_->device_count()));
+  }
+  if (weights_->tied_head_ && parts.back().place != parts[kEmbedding].place)
+    return absl::InvalidArgumentError(
+        absl::StrCat(parts.back().name, " shares its weights with ",
+                     parts[kEmbedding].name, ", which is placed elsewhere"));
+  units_.resize(parts.size());
+  weights_->residences_.resize(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i)
+    weights_->residences_[i].device = ExecutionDevice(i);
+  return MakeStores(placement.offload);
+}
+
+absl::Status WeightBuilder::MakeStores(const OffloadOptions& options) {
+  weights_->stores_.resize(static_cast<size_t>(runtime_->device_count()));
+  for (size_t part = 0; part < weights_->parts_.size(); ++part) {
+    if (IsResident(part)) continue;
+    PartResidence& residence = weights_->residences_[part];
+    std::unique_ptr<OffloadStore>& store =
+        weights_->stores_[static_cast<size_t>(residence.device.value())];
+    if (store == nullptr) {
+      QUIRE_ASSIGN_OR_RETURN(
+          store, OffloadStore::Create(runtime_->memory(residence.device),
+                                      owner_, options));
+    }
+    residence.store = store.get();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::ForEachInHand(
+    const std::function<absl::Status()>& make) {
+  in_hand_ = kResidentParts;
+  QUIRE_RETURN_IF_ERROR(make());
+  for (size_t part = 0; part < weights_->parts_.size(); ++part) {
+    // A tied head has nothing of its own.
+    const Bytes size = TensorBytes(part);
+    if (IsResident(part) || size.zero()) continue;
+    in_hand_ = part;
+    // Addresses cost nothing: enough for indexes that are made beside the
+    // tensors, and for the gaps between all of them.
+    const Bytes room =
+        SaturatingAdd(SaturatingAdd(size, Bytes(size.value() / 2)), MiB(4));
+    QUIRE_ASSIGN_OR_RETURN(units_[part],
+                           weights_->residences_[part].store->Begin(
+                               weights_->parts_[part].name,
+                               weights_->parts_[part].place.tier, room));
+    QUIRE_RETURN_IF_ERROR(make());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceAddress> WeightBuilder::AllocateBytes(Bytes size) {
+  const PartResidence& residence = weights_->residences_[part_];
+  if (residence.store != nullptr) return residence.store->Allocate(size);
+  QUIRE_ASSIGN_OR_RETURN(
+      const DeviceAddress address,
+      runtime_->allocator(residence.device)->Allocate(size, {.owner = owner_}));
+  weights_->allocations_.push_back({residence.device, address});
+  return address;
+}
+
+absl::StatusOr<std::vector<TensorPlacement>> WeightBuilder::AllocateTensors() {
+  std::vector<TensorPlacement> tensors;
+  for (const Placement& placement : placements_) {
+    if (!IsInHand(placement.part)) continue;
+    part_ = placement.part;
+    QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
+                           AllocateBytes(placement.tensor->size));
+    placement.assign(address);
+    tensors.push_back({placement.tensor, address});
+  }
+  return tensors;
+}
+
+absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
+                                   const StreamingOptions& options) {
+  Bytes total;
+  for (const Placement& placement : placements_)
+    total = SaturatingAdd(total, placement.tensor->size);
+  LoadReport& report = weights_->load_report_;
+  // One device after another, since a ring belongs to one.
+  for (int device = 0; device < runtime_->device_count(); ++device) {
+    std::vector<TensorPlacement> here;
+    for (const TensorPlacement& tensor : tensors) {
+      if (runtime_->memory(DeviceId(device))->Contains(tensor.destination))
+        here.push_back(tensor);
+    }
+    if (here.empty()) continue;
+    StreamingOptions one = options;
+    // What is kept on disk may be read from the checkpoint again, if it stays
+    // as it was read.
+    one.checksum = options.checksum ||
+                   (in_hand_ != kResidentParts &&
+                    weights_->parts_[in_hand_].place.tier == MemoryTier::kDisk);
+    if (options.progress != nullptr) {
+      one.progress = [&](const LoadProgress& progress) {
+        options.progress({SaturatingAdd(report.bytes, progress.done), total,
+                          report.seconds + progress.seconds});
+      };
+    }
+    QUIRE_ASSIGN_OR_RETURN(LoadReport loaded,
+                           StreamTensors(runtime_->driver(), DeviceId(device),
+                                         checkpoint_, here, one));
+    report.bytes = SaturatingAdd(report.bytes, loaded.bytes);
+    report.seconds += loaded.seconds;
+    report.staging_peak = std::max(report.staging_peak, loaded.staging_peak);
+    report.chunks += loaded.chunks;
+    report.crc32.merge(loaded.crc32);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::Keep(std::span<const TensorPlacement> tensors) {
+  return weights_->residences_[in_hand_].store->Finish(
+      checkpoint_, tensors, weights_->load_report_.crc32);
+}
+
+void WeightBuilder::ConnectParts(bool loaded) {
+  std::vector<WeightPart>& parts = weights_->parts_;
+  // A tied head runs on the embedding's bytes.
+  if (weights_->tied_head_) {
+    std::get<DenseMatrix>(weights_->output_.matrix).data =
+        weights_->embedding_.data;
+    weights_->residences_.back() = weights_->residences_[kEmbedding];
+    units_.back() = units_[kEmbedding];
+  }
+  // Few rows of an embedding are read at a time: where the host has it, from
+  // there.
+  if (parts[kEmbedding].place.tier == MemoryTier::kHost) {
+    PartResidence& residence = weights_->residences_[kEmbedding];
+    if (loaded)
+      weights_->embedding_.data = residence.store->HostPointer(
+          units_[kEmbedding],
+          DeviceAddress(reinterpret_cast<uint64_t>(weights_->embedding_.data)));
+    residence.store = nullptr;
+  }
+  for (const std::unique_ptr<OffloadStore>& store : weights_->stores_) {
+    if (store == nullptr) continue;
+    std::vector<size_t> visits;
+    for (size_t part = 0; part < parts.size(); ++part) {
+      PartResidence& residence = weights_->residences_[part];
+      if (residence.store != store.get()) continue;
+      residence.visit = visits.size();
+      visits.push_back(units_[part]);
+    }
+    store->SetSchedule(std::move(visits));
+  }
+}
+
+}  // namespace quire

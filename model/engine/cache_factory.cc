@@ -1,0 +1,125 @@
+#include "model/engine/cache_factory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "model/engine/split_cache.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/paging/block_table_cache.h"
+#include "quire/paging/kv_cache.h"
+#include "quire/paging/static_cache.h"
+
+namespace quire {
+namespace {
+
+absl::StatusOr<KvLayout> LayoutOf(const ModelConfig& config, uint32_t layers,
+                                  const SessionOptions& options) {
+  KvShape shape = MakeKvShape(config, options);
+  shape.layers = layers;
+  return KvLayout::Create(shape,
+                          options.layers_per_row == 0
+                              ? layers
+                              : std::min(options.layers_per_row, layers));
+}
+
+absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
+    Runtime* runtime, const ModelConfig& config, const DeviceLayers& part,
+    StreamId stream, const SessionOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t max_sequence_length,
+                         LongestSequence(config, options));
+  const OwnerId owner = runtime->RegisterOwner("kv");
+  DeviceMemory* const memory = runtime->memory(part.device);
+  switch (options.kv_cache) {
+    case KvCacheKind::kPaged:
+      return BlockTableCache::Create(
+          memory, part.layout,
+          {.max_sequence_length = max_sequence_length,
+           .max_sequences = options.max_sequences,
+           .owner = owner,
+           .block_tokens = options.block_size,
+           .stream = stream});
+    case KvCacheKind::kStatic:
+      return StaticCache::Create(memory, part.layout,
+                                 {.max_sequence_length = max_sequence_length,
+                                  .max_sequences = options.max_sequences,
+                                  .owner = owner});
+    case KvCacheKind::kContiguous:
+      return KvCache::Create(memory, part.layout,
+                             {.max_sequence_length = max_sequence_length,
+                              .max_sequences = options.max_sequences,
+                              .owner = owner,
+                              .stream = stream,
+                              .swap_space = options.swap_space});
+  }
+  return absl::InvalidArgumentError("no such kind of KV cache");
+}
+
+}  // namespace
+
+std::vector<DeviceId> LayerDevices(const ModelConfig& config,
+                                   const ModelWeights& weights) {
+  std::vector<DeviceId> devices;
+  for (uint32_t layer = 0; layer < config.layers; ++layer)
+    // The embedding is the part before the layers.
+    devices.push_back(weights.residences()[layer + 1].device);
+  return devices;
+}
+
+absl::StatusOr<std::vector<DeviceLayers>> LayersByDevice(
+    const ModelConfig& config, const SessionOptions& options,
+    std::span<const DeviceId> devices) {
+  std::vector<std::pair<DeviceId, std::vector<uint32_t>>> found;
+  for (uint32_t layer = 0; layer < config.layers; ++layer) {
+    auto at = std::find_if(found.begin(), found.end(), [&](const auto& one) {
+      return one.first == devices[layer];
+    });
+    if (at == found.end()) {
+      found.push_back({devices[layer], {}});
+      at = found.end() - 1;
+    }
+    at->second.push_back(layer);
+  }
+  std::vector<DeviceLayers> parts;
+  for (auto& [device, layers] : found) {
+    QUIRE_ASSIGN_OR_RETURN(
+        KvLayout layout,
+        found.size() == 1
+            ? MakeKvLayout(config, options)
+            : LayoutOf(config, static_cast<uint32_t>(layers.size()), options));
+    parts.push_back({device, std::move(layers), std::move(layout)});
+  }
+  return parts;
+}
+
+absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
+    Runtime* runtime, const ModelConfig& config, const ModelWeights& weights,
+    const Decoder& decoder, const SessionOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::vector<DeviceLayers> devices,
+      LayersByDevice(config, options, LayerDevices(config, weights)));
+  if (!options.swap_space.zero() &&
+      (options.kv_cache != KvCacheKind::kContiguous || devices.size() > 1))
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a swap space of ", FormatBytes(options.swap_space),
+        " needs the contiguous KV cache on one device: what is preempted in "
+        "the ",
+        KvCacheKindName(options.kv_cache), " one on ", devices.size(),
+        " is computed again"));
+  std::vector<std::unique_ptr<SequenceCache>> parts;
+  std::vector<SplitLayer> layers(config.layers);
+  for (const DeviceLayers& part : devices) {
+    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> cache,
+                           CreatePart(runtime, config, part,
+                                      decoder.stream(part.device), options));
+    for (size_t i = 0; i < part.layers.size(); ++i)
+      layers[part.layers[i]] = {parts.size(), static_cast<uint32_t>(i)};
+    parts.push_back(std::move(cache));
+  }
+  if (parts.size() == 1) return std::move(parts.front());
+  QUIRE_ASSIGN_OR_RETURN(const KvLayout layout, MakeKvLayout(config, options));
+  return std::make_unique<SplitCache>(layout, std::move(layers),
+                                      std::move(parts));
+}
+
+}  // namespace quire

@@ -1,0 +1,205 @@
+#include "model/engine/placement.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "model/engine/reservation.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/loader/process_memory.h"
+
+namespace quire {
+namespace {
+
+// More devices than a machine has: a map is checked against those that there
+// are when it is used.
+constexpr int kAnyDevice = 1024;
+// Each attempt makes budgets smaller by what was too much; a few suffice.
+constexpr int kMaxAttempts = 12;
+
+int DevicesIn(const std::vector<MemoryPlace>& places) {
+  int count = 1;
+  for (const MemoryPlace& place : places) {
+    if (place.tier == MemoryTier::kDevice)
+      count = std::max(count, place.device.value() + 1);
+  }
+  return count;
+}
+
+// "auto" where only limits are given; nullopt for a file.
+std::optional<PlacementPolicy> PolicyOf(const PlacementOptions& options) {
+  return options.device_map.empty() ? PlacementPolicy::kBalanced
+                                    : ParsePlacementPolicy(options.device_map);
+}
+
+// What each place may hold of weights, before what else devices need.
+absl::StatusOr<std::vector<MemoryLimit>> PlaceLimits(
+    const SessionOptions& options, const std::vector<Bytes>& devices) {
+  std::vector<MemoryLimit> limits = options.placement.max_memory;
+  if (limits.empty()) {
+    for (size_t i = 0; i < devices.size(); ++i)
+      limits.push_back({DevicePlace(static_cast<int32_t>(i)), devices[i]});
+    QUIRE_ASSIGN_OR_RETURN(const Bytes available, ReadAvailableMemory());
+    limits.push_back({kHostPlace, available});
+    return limits;
+  }
+  for (MemoryLimit& limit : limits) {
+    if (limit.place.tier != MemoryTier::kDevice) continue;
+    const auto device = static_cast<size_t>(limit.place.device.value());
+    if (device >= devices.size())
+      return absl::InvalidArgumentError(
+          absl::StrCat("max memory of device ", device, ": there are ",
+                       devices.size(), " devices"));
+    limit.limit = std::min(limit.limit, devices[device]);
+  }
+  return limits;
+}
+
+// Pages that one sequence of the longest length takes of each device.
+absl::StatusOr<std::vector<Bytes>> LongestSequenceBytes(
+    const ModelConfig& config, const SessionOptions& options,
+    const Reservation& reservation) {
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t tokens,
+                         LongestSequence(config, options));
+  std::vector<Bytes> bytes(reservation.devices.size());
+  for (const DeviceLayers& layers : reservation.layers) {
+    const auto pages =
+        layers.layout.PagesForTokens(tokens, options.device.page_size);
+    bytes[static_cast<size_t>(layers.device.value())] =
+        pages ? CheckedBytes(*pages, options.device.page_size)
+                    .value_or(Bytes(UINT64_MAX))
+              : Bytes(UINT64_MAX);
+  }
+  return bytes;
+}
+
+// Lowers the limits of devices that would need more than they have; whether
+// there was one.
+bool Tighten(const std::vector<Bytes>& devices, const DeviceMap& map,
+             std::span<const PlacementBlock> blocks,
+             const Reservation& reservation,
+             const std::vector<Bytes>& sequences,
+             std::vector<MemoryLimit>* limits) {
+  bool tightened = false;
+  for (MemoryLimit& limit : *limits) {
+    if (limit.place.tier != MemoryTier::kDevice) continue;
+    const auto device = static_cast<size_t>(limit.place.device.value());
+    const Bytes needed =
+        SaturatingAdd(reservation.devices[device].fixed, sequences[device]);
+    const Bytes excess = SaturatingSubtract(needed, devices[device]);
+    if (excess.zero() || limit.limit.zero()) continue;
+    const Bytes placed = map.BytesOn(limit.place, blocks);
+    limit.limit = SaturatingSubtract(std::min(limit.limit, placed), excess);
+    tightened = true;
+  }
+  return tightened;
+}
+
+absl::StatusOr<DeviceMap> PlanWithinDevices(
+    const Checkpoint& checkpoint, const ModelConfig& config,
+    const SessionOptions& options, const std::vector<Bytes>& devices,
+    std::span<const PlacementBlock> blocks, PlacementRules rules) {
+  QUIRE_ASSIGN_OR_RETURN(const DeviceMap first, PlanDeviceMap(blocks, rules));
+  DeviceMap map = first;
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    QUIRE_ASSIGN_OR_RETURN(
+        const Reservation reservation,
+        ReserveModel(checkpoint, config, options, {map.places, {}},
+                     static_cast<int>(devices.size())));
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<Bytes> sequences,
+                           LongestSequenceBytes(config, options, reservation));
+    if (!Tighten(devices, map, blocks, reservation, sequences, &rules.limits))
+      return map;
+    absl::StatusOr<DeviceMap> tighter = PlanDeviceMap(blocks, rules);
+    // Nowhere else has room: the first map is as good as any, and who uses it
+    // learns what does not fit.
+    if (!tighter.ok()) return first;
+    map = *std::move(tighter);
+  }
+  return map;
+}
+
+absl::Status CheckLimits(const std::string& path, const DeviceMap& map,
+                         std::span<const PlacementBlock> blocks,
+                         const std::vector<MemoryLimit>& limits) {
+  for (const MemoryLimit& limit : limits) {
+    const Bytes placed = map.BytesOn(limit.place, blocks);
+    if (placed > limit.limit)
+      return absl::ResourceExhaustedError(
+          absl::StrCat(path, ": places ", placed.value(), " bytes on ",
+                       PlaceName(limit.place), ", ",
+                       SaturatingSubtract(placed, limit.limit).value(),
+                       " more than its limit of ", limit.limit.value()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<Bytes> LimitsOf(const Runtime& runtime) {
+  std::vector<Bytes> limits;
+  for (int i = 0; i < runtime.device_count(); ++i)
+    limits.push_back(runtime.memory(DeviceId(i))->GetStatistics().limit);
+  return limits;
+}
+
+absl::StatusOr<DeviceOptions> DevicesFor(const Checkpoint& checkpoint,
+                                         const ModelConfig& config,
+                                         const SessionOptions& options) {
+  DeviceOptions devices = options.device;
+  const PlacementOptions& placement = options.placement;
+  if (!placement.in_use()) return devices;
+  std::vector<MemoryPlace> named;
+  for (const MemoryLimit& limit : placement.max_memory) {
+    named.push_back(limit.place);
+    if (limit.place.tier != MemoryTier::kDevice) continue;
+    const auto device = static_cast<size_t>(limit.place.device.value());
+    if (devices.limits.size() <= device)
+      devices.limits.resize(device + 1, Bytes(UINT64_MAX));
+    devices.limits[device] = limit.limit;
+  }
+  if (!PolicyOf(placement).has_value()) {
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<PlacementBlock> blocks,
+                           ModelWeights::Blocks(checkpoint, config));
+    QUIRE_ASSIGN_OR_RETURN(
+        const DeviceMap map,
+        ReadDeviceMap(placement.device_map, blocks, kAnyDevice));
+    named.insert(named.end(), map.places.begin(), map.places.end());
+  }
+  devices.device_count = std::max(devices.device_count, DevicesIn(named));
+  return devices;
+}
+
+absl::StatusOr<WeightPlacement> PlaceWeights(const Checkpoint& checkpoint,
+                                             const ModelConfig& config,
+                                             const SessionOptions& options,
+                                             const std::vector<Bytes>& limits) {
+  const PlacementOptions& placement = options.placement;
+  WeightPlacement result{{}, placement.offload};
+  if (!placement.in_use()) return result;
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<PlacementBlock> blocks,
+                         ModelWeights::Blocks(checkpoint, config));
+  const std::optional<PlacementPolicy> policy = PolicyOf(placement);
+  if (!policy.has_value()) {
+    QUIRE_ASSIGN_OR_RETURN(DeviceMap map,
+                           ReadDeviceMap(placement.device_map, blocks,
+                                         static_cast<int>(limits.size())));
+    QUIRE_RETURN_IF_ERROR(
+        CheckLimits(placement.device_map, map, blocks, placement.max_memory));
+    result.places = std::move(map.places);
+    return result;
+  }
+  // What the host keeps is not run there, so nothing of it is held free.
+  PlacementRules rules{.policy = *policy, .limits = {}, .host_buffers = false};
+  QUIRE_ASSIGN_OR_RETURN(rules.limits, PlaceLimits(options, limits));
+  QUIRE_ASSIGN_OR_RETURN(DeviceMap map,
+                         PlanWithinDevices(checkpoint, config, options, limits,
+                                           blocks, std::move(rules)));
+  result.places = std::move(map.places);
+  return result;
+}
+
+}  // namespace quire

@@ -1,0 +1,74 @@
+// The KV cache of a model whose layers run on several devices: one cache per
+// device, with the rows of the layers that run there, taken for one.
+//
+// A sequence is one in every cache. What fails in one of them is undone in the
+// others. Prompts are not shared: the caches would not agree on how much of a
+// prompt they have.
+
+#ifndef QUIRE_MODEL_ENGINE_SPLIT_CACHE_H_
+#define QUIRE_MODEL_ENGINE_SPLIT_CACHE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quire/alloc/mutex.h"
+#include "quire/paging/sequence_cache.h"
+
+namespace quire {
+
+// Where the rows of a layer are.
+struct SplitLayer {
+  size_t part = 0;     // the cache
+  uint32_t layer = 0;  // in it
+};
+
+class SplitCache final : public SequenceCache {
+ public:
+  // `layout` is of all layers; `layers` says where each one is. REQUIRES: at
+  // least one part, and every SplitLayer is in its part.
+  SplitCache(const KvLayout& layout, std::vector<SplitLayer> layers,
+             std::vector<std::unique_ptr<SequenceCache>> parts);
+
+  const KvLayout& layout() const override { return layout_; }
+  uint64_t max_sequence_length() const override;
+  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
+  absl::Status Step(std::span<const SequenceStep> steps) override;
+  absl::Status Shrink(SequenceId sequence, uint64_t length,
+                      const Fence& fence) override;
+  void EndBatch(const Fence& fence) override;
+  absl::Status Release(SequenceId sequence, const Fence& fence) override;
+  absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
+  uint64_t AdmissibleTokens() const override;
+  CacheUse Use() const override;
+  absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
+  absl::StatusOr<KvLayerView> View(SequenceId sequence,
+                                   uint32_t layer) const override;
+  absl::Status CheckInvariants() const override;
+
+ private:
+  // The sequence's id in each part.
+  absl::StatusOr<std::vector<SequenceId>> Find(SequenceId sequence) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Shrinks the sequences of the first `parts` parts to what they had.
+  void UndoStep(size_t parts,
+                std::span<const std::vector<SequenceStep>> before) const;
+
+  const KvLayout layout_;
+  const std::vector<SplitLayer> layers_;
+  const std::vector<std::unique_ptr<SequenceCache>> parts_;
+
+  // Held for look-ups only, never over a call of a part.
+  mutable Mutex mutex_;
+  std::map<SequenceId, std::vector<SequenceId>> sequences_
+      ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_MODEL_ENGINE_SPLIT_CACHE_H_

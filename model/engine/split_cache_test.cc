@@ -1,0 +1,144 @@
+// A cache over two devices against the caches that it is made of.
+
+#include "model/engine/split_cache.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "quire/alloc/host_driver.h"
+#include "quire/alloc/runtime.h"
+#include "quire/paging/kv_cache.h"
+
+namespace quire {
+namespace {
+
+constexpr Bytes kPage = KiB(64);
+constexpr uint32_t kLayers = 3;
+
+class SplitCacheTest : public testing::Test {
+ protected:
+  // Device 0 has layers 0 and 2, device 1 has layer 1; their limits are in
+  // pages.
+  void Open(uint64_t pages0, uint64_t pages1) {
+    HostDriverOptions options;
+    options.device_count = 2;
+    options.memory_per_device = MiB(16);
+    options.granularity = kPage;
+    auto runtime =
+        Runtime::Create(*HostDriver::Create(options), {.page_size = kPage});
+    ASSERT_TRUE(runtime.ok()) << runtime.status();
+    runtime_ = *std::move(runtime);
+    const std::vector<std::vector<uint32_t>> layers = {{0, 2}, {1}};
+    std::vector<SplitLayer> places(kLayers);
+    std::vector<std::unique_ptr<SequenceCache>> parts;
+    for (size_t device = 0; device < layers.size(); ++device) {
+      DeviceMemory* const memory =
+          runtime_->memory(DeviceId(static_cast<int32_t>(device)));
+      ASSERT_TRUE(
+          memory
+              ->SetLimit(Bytes((device == 0 ? pages0 : pages1) * kPage.value()))
+              .ok());
+      auto cache = KvCache::Create(
+          memory, Layout(static_cast<uint32_t>(layers[device].size())),
+          {.max_sequence_length = 4096, .max_sequences = 4});
+      ASSERT_TRUE(cache.ok()) << cache.status();
+      for (size_t i = 0; i < layers[device].size(); ++i)
+        places[layers[device][i]] = {device, static_cast<uint32_t>(i)};
+      caches_.push_back(cache->get());
+      parts.push_back(*std::move(cache));
+    }
+    split_ = std::make_unique<SplitCache>(Layout(kLayers), std::move(places),
+                                          std::move(parts));
+  }
+
+  // Rows of a KiB a layer: 64 tokens to a page of one layer.
+  static KvLayout Layout(uint32_t layers) {
+    return *KvLayout::Create(KvShape{layers, 4, 32, KvDType::kF32}, layers);
+  }
+
+  std::unique_ptr<Runtime> runtime_;
+  std::vector<SequenceCache*> caches_;  // of split_
+  std::unique_ptr<SplitCache> split_;
+};
+
+TEST_F(SplitCacheTest, EveryLayerIsOnItsDevice) {
+  Open(16, 16);
+  const auto sequence = split_->Admit(10);
+  ASSERT_TRUE(sequence.ok()) << sequence.status();
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    const auto view = split_->View(*sequence, layer);
+    ASSERT_TRUE(view.ok()) << view.status();
+    const int device = layer == 1 ? 1 : 0;
+    EXPECT_TRUE(runtime_->memory(DeviceId(device))->Contains(view->KeyRow(9)));
+    // Written as the decoder does: the rows of no two layers are the same.
+    *view->KeyRow(9).host_pointer<uint32_t>() = layer;
+    *view->ValueRow(9).host_pointer<uint32_t>() = 100 + layer;
+  }
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    const auto view = split_->View(*sequence, layer);
+    EXPECT_EQ(*view->KeyRow(9).host_pointer<uint32_t>(), layer);
+    EXPECT_EQ(*view->ValueRow(9).host_pointer<uint32_t>(), 100 + layer);
+  }
+  EXPECT_EQ(split_->View(*sequence, kLayers).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(split_->Release(*sequence, Fence()).ok());
+  EXPECT_EQ(split_->Release(*sequence, Fence()).code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(split_->View(*sequence, 0).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_TRUE(split_->CheckInvariants().ok());
+}
+
+TEST_F(SplitCacheTest, WhatOnePartRefusesNoneHas) {
+  // Device 1 has two pages: 128 tokens.
+  Open(64, 2);
+  EXPECT_EQ(split_->AdmissibleTokens(), 128u);
+  EXPECT_EQ(split_->Admit(129).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(caches_[0]->Use().needed, Bytes(0));
+  const auto sequence = split_->Admit(100);
+  ASSERT_TRUE(sequence.ok()) << sequence.status();
+  const Bytes before = caches_[0]->Use().needed;
+  const SequenceStep step{*sequence, 200};
+  EXPECT_EQ(split_->Step(std::span(&step, 1)).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(*split_->Length(*sequence), 100u);
+  EXPECT_EQ(caches_[0]->Use().needed, before);
+  const SequenceStep smaller{*sequence, 128};
+  EXPECT_TRUE(split_->Step(std::span(&smaller, 1)).ok());
+  EXPECT_EQ(*split_->Length(*sequence), 128u);
+  // The fullest part is the one that counts.
+  EXPECT_EQ(split_->Use().fraction(), caches_[1]->Use().fraction());
+  EXPECT_TRUE(split_->Shrink(*sequence, 10, Fence()).ok());
+  EXPECT_EQ(*split_->Length(*sequence), 10u);
+  EXPECT_EQ(*split_->FreedByRelease(*sequence),
+            SaturatingAdd(Bytes(kPage.value()), kPage));
+  EXPECT_TRUE(split_->Release(*sequence, Fence()).ok());
+  EXPECT_TRUE(split_->CheckInvariants().ok());
+}
+
+TEST_F(SplitCacheTest, SequencesAreApart) {
+  Open(64, 64);
+  const auto first = split_->Admit(5);
+  const auto second = split_->Admit(7);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_NE(*first, *second);
+  const std::vector<SequenceStep> steps = {{*second, 9}, {*first, 6}};
+  ASSERT_TRUE(split_->Step(steps).ok());
+  EXPECT_EQ(*split_->Length(*first), 6u);
+  EXPECT_EQ(*split_->Length(*second), 9u);
+  EXPECT_EQ(split_->Step(std::vector<SequenceStep>{{SequenceId(77), 1}}).code(),
+            absl::StatusCode::kNotFound);
+  for (uint32_t layer = 0; layer < kLayers; ++layer)
+    EXPECT_NE(split_->View(*first, layer)->KeyRow(0),
+              split_->View(*second, layer)->KeyRow(0));
+  EXPECT_TRUE(split_->Release(*first, Fence()).ok());
+  EXPECT_TRUE(split_->Release(*second, Fence()).ok());
+}
+
+}  // namespace
+}  // namespace quire
