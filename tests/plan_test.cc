@@ -57,7 +57,7 @@ TEST_P(PlanTest, ASessionTakesWhatWasPlanned) {
             Bytes(taken.requested_bytes));
   EXPECT_EQ(plan.usable, (*session)->runtime().memory()->GetStatistics().limit);
   EXPECT_EQ(plan.longest_sequence, (*session)->cache().AdmissibleTokens());
-  EXPECT_EQ(plan.parts.size(), (*session)->config().layers + 2u);
+  EXPECT_EQ(plan.parts.size(), (*session)->config().layers + 3u);
 }
 
 // The longest sequence is one that a session takes, and no more than it can.
@@ -74,6 +74,33 @@ TEST_P(PlanTest, OnADeviceThatIsShortTheLongestSequenceIsTaken) {
   EXPECT_EQ(plan.longest_sequence, cache.AdmissibleTokens());
   ASSERT_TRUE(cache.Admit(plan.longest_sequence).ok());
   EXPECT_EQ(plan.fits, plan.longest_sequence == plan.max_model_len);
+}
+
+// Over devices and tiers: what is planned for each is what a session takes.
+TEST_P(PlanTest, EveryDeviceTakesWhatWasPlanned) {
+  SessionOptions options = Options(MiB(1));
+  options.max_model_len = 128;
+  options.placement.device_map = "sequential";
+  options.placement.max_memory = {{DevicePlace(0), KiB(512)},
+                                  {DevicePlace(1), KiB(256)},
+                                  {kHostPlace, MiB(1)}};
+  const ModelPlan plan = Plan(GetParam(), options);
+  const auto session = Session::Open(GetParam(), options);
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_EQ(plan.devices.size(), 2u);
+  const OffloadStatistics offload =
+      (*session)->weights().GetOffloadStatistics();
+  EXPECT_GE(offload.host, plan.host);
+  for (int device = 0; device < 2; ++device) {
+    const DeviceMemoryStatistics taken =
+        (*session)->runtime().memory(DeviceId(device))->GetStatistics();
+    EXPECT_EQ(plan.devices[static_cast<size_t>(device)].fixed, taken.in_use);
+    EXPECT_EQ(plan.devices[static_cast<size_t>(device)].usable, taken.limit);
+  }
+  EXPECT_EQ(plan.longest_sequence,
+            std::min<uint64_t>((*session)->cache().AdmissibleTokens(), 128));
+  for (size_t i = 0; i < plan.parts.size(); ++i)
+    EXPECT_EQ(plan.parts[i].place, (*session)->weights().parts()[i].place);
 }
 
 std::string NameOf(const testing::TestParamInfo<fs::path>& info) {
@@ -104,6 +131,34 @@ TEST(PlanAdviceTest, SaysWhatIsMissing) {
     EXPECT_EQ(batch.sequences, 0u) << batch.tokens;
   }
   EXPECT_THAT(Plan(cases.front(), Options(MiB(64))).advice, IsEmpty());
+}
+
+// What is advised is true: with it, the plan fits.
+TEST(PlanAdviceTest, WhatIsAdvisedFits) {
+  const auto cases = FindGoldenCases(
+      fs::path(QUIRE_SOURCE_DIR) / "tests/golden", {"plain-f32"});
+  ASSERT_EQ(cases.size(), 1u);
+  SessionOptions options = Options(MiB(64));
+  options.device.page_size = KiB(4);
+  options.device.memory_utilization = 1;
+  options.max_model_len = 64;
+  const ModelPlan roomy = Plan(cases.front(), options);
+  ASSERT_TRUE(roomy.fits);
+  // Three pages too few.
+  options.device.device_memory = Bytes(
+      roomy.fixed.value() + 64 * roomy.kv_token.value() - KiB(12).value());
+  const ModelPlan plan = Plan(cases.front(), options);
+  ASSERT_FALSE(plan.fits);
+  ASSERT_EQ(plan.alternatives.size(), 2u);
+  EXPECT_TRUE(plan.alternatives[0].fits);
+  EXPECT_TRUE(plan.alternatives[1].fits);
+  EXPECT_THAT(plan.advice, Contains(HasSubstr("in host memory")));
+  EXPECT_THAT(plan.advice,
+              Contains(HasSubstr(plan.alternatives[1].description)));
+  SessionOptions host = options;
+  host.placement.device_map = "auto";
+  EXPECT_TRUE(Plan(cases.front(), host).fits);
+  EXPECT_TRUE(Session::Open(cases.front(), host).ok());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "model/cli/memory_output.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "model/cli/output.h"
 #include "model/config/file_io.h"
@@ -33,6 +34,34 @@ absl::Status WriteMemoryOutput(const MemoryOutputOptions& options,
     QUIRE_RETURN_IF_ERROR(WriteFile(options.snapshot, snapshot.dump(1)));
   if (options.report) PrintMessage(FormatMemoryReport(snapshot));
   return absl::OkStatus();
+}
+
+nlohmann::json MemoryJson(const Session& session) {
+  const ModelWeights& weights = session.weights();
+  nlohmann::json devices = nlohmann::json::array();
+  for (int i = 0; i < session.runtime().device_count(); ++i) {
+    const DeviceMemoryStatistics pool =
+        session.runtime().memory(DeviceId(i))->GetStatistics();
+    devices.push_back({{"device", i},
+                       {"limit", pool.limit.value()},
+                       {"in_use", pool.in_use.value()},
+                       {"peak", pool.peak_in_use.value()}});
+  }
+  nlohmann::json memory = {
+      {"devices", std::move(devices)},
+      {"staging_peak", weights.load_report().staging_peak.value()}};
+  if (weights.stores().empty()) return memory;
+  const OffloadStatistics offload = weights.GetOffloadStatistics();
+  memory["offload"] = {{"host", offload.host.value()},
+                       {"pinned", offload.pinned.value()},
+                       {"disk", offload.disk.value()},
+                       {"device_buffers", offload.device.value()},
+                       {"streamed", offload.streamed.value()},
+                       {"acquired", offload.acquired},
+                       {"hits", offload.hits},
+                       {"hit_rate", offload.hit_rate()},
+                       {"stall_seconds", offload.stall_seconds}};
+  return memory;
 }
 
 void WarnOfLeaks(const std::vector<LeakReport>& leaks) {

@@ -4,6 +4,7 @@
 #define QUIRE_MODEL_CLI_MEMORY_OUTPUT_H_
 
 #include <CLI/App.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,11 @@ void AddMemoryOutputOptions(CLI::App* app, MemoryOutputOptions* options);
 // The report goes to stderr: stdout is the verb's own.
 absl::Status WriteMemoryOutput(const MemoryOutputOptions& options,
                                Session& session);
+
+// What the session has used so far of each device, and of its offloaded weights
+// how many were there in time: {"devices": [...], "staging_peak": ...,
+// "offload": {...}}.
+nlohmann::json MemoryJson(const Session& session);
 
 // On stderr.
 void WarnOfLeaks(const std::vector<LeakReport>& leaks);

@@ -136,8 +136,34 @@ void PrintModelWarnings(const Session& session) {
     for (const std::string& warning : adapter.warnings) PrintWarning(warning);
 }
 
+void AddPlacementOptions(CLI::App* app, PlacementOptions* options) {
+  app->add_option("--device-map", options->device_map,
+                  "Where the parts of the model go: auto, balanced, "
+                  "balanced_low_0, sequential, or a JSON file of modules and "
+                  "devices, \"cpu\" or \"disk\" [all on device 0]");
+  app->add_option_function<std::string>(
+         "--max-memory",
+         [options](const std::string& text) {
+           options->max_memory = *ParseMaxMemory(text);
+         },
+         "What each place may hold, 0:8GiB,1:8GiB,cpu:20GiB,disk:100GiB; "
+         "others are not used")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return std::string(ParseMaxMemory(text).status().message());
+          },
+          "PLACE:SIZE,..."));
+  app->add_option("--offload-folder", options->offload.folder,
+                  "Folder for weights on disk that do not run as they are in "
+                  "the checkpoint")
+      ->check(CLI::ExistingDirectory);
+  AddBytesOption(app, "--pinned-memory", &options->offload.pinned_limit,
+                 "Pinned memory for weights on the host at most [no limit]");
+}
+
 void AddSessionOptions(CLI::App* app, SessionOptions* options) {
   AddDeviceOptions(app, &options->device);
+  AddPlacementOptions(app, &options->placement);
   options->on_leaks = WarnOfLeaks;
   app->add_option("--threads", options->threads,
                   "Threads that compute; 0: one per core")

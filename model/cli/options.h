@@ -27,8 +27,8 @@ void RejectBadOptions(const absl::Status& status);
 
 // --driver, --device-memory, --gpu-memory-utilization, --page-unit.
 void AddDeviceOptions(CLI::App* app, DeviceOptions* options);
-// --kv-cache, --block-size, --swap-space: of verbs that run a model and need no memory beside
-// what the session has, since a paged cache takes all of it.
+// --kv-cache, --block-size, --swap-space: of verbs that run a model and need no
+// memory beside what the session has, since a paged cache takes all of it.
 void AddKvCacheOptions(CLI::App* app, SessionOptions* options);
 // --adapter: folders of LoRA adapters.
 CLI::Option* AddAdapterOption(CLI::App* app, std::vector<std::string>* folders,
@@ -42,6 +42,8 @@ absl::StatusOr<AdapterId> FindAdapter(const AdapterSet& adapters,
                                       const std::string& folder);
 // What the opened model and its adapters have to say.
 void PrintModelWarnings(const Session& session);
+// --device-map, --max-memory, --offload-folder, --pinned-memory.
+void AddPlacementOptions(CLI::App* app, PlacementOptions* options);
 // The options of every verb that runs a model: the device's, --threads,
 // --kv-dtype, --activations, --max-num-seqs, --max-model-len,
 // --max-num-batched-tokens, --layers-per-row.

@@ -1,9 +1,13 @@
 // quire bench: prompt and decode speed, and the bandwidth that decoding reads
 // weights with.
 
+#include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -53,12 +57,57 @@ double PerSecond(double count, double seconds) {
   return seconds > 0 ? count / seconds : 0;
 }
 
+// What one copy to the device moves in a second, nothing else running: the rate
+// that bounds weights that come from the host. The best of several.
+absl::StatusOr<double> CopyRate(Session* session) {
+  constexpr Bytes kSize = MiB(32);
+  constexpr int kCopies = 8;
+  Driver* const driver = session->runtime().driver();
+  DeviceAllocator* const allocator = session->runtime().allocator();
+  const StreamId stream = session->decoder().stream();
+  QUIRE_ASSIGN_OR_RETURN(void* const from, driver->AllocatePinned(kSize));
+  std::memset(from, 1, kSize.value());
+  const absl::StatusOr<DeviceAddress> to = allocator->Allocate(kSize);
+  absl::Status status = to.status();
+  double best = 0;
+  for (int i = 0; i < kCopies && status.ok(); ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    status = driver->CopyToDevice(*to, from, kSize, stream);
+    status.Update(driver->SynchronizeStream(stream));
+    const std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - start;
+    best = std::max(best, static_cast<double>(kSize.value()) / took.count());
+  }
+  if (to.ok()) status.Update(allocator->Free(*to));
+  status.Update(driver->FreePinned(from));
+  if (!status.ok()) return status;
+  return best;
+}
+
+// Of the steps that decoded tokens: what came from elsewhere for each, and the
+// rate of steps that this alone would allow.
+absl::StatusOr<nlohmann::json> OffloadJson(Session* session, Bytes before,
+                                           const EngineStatistics& statistics,
+                                           double decode_steps) {
+  QUIRE_ASSIGN_OR_RETURN(const double rate, CopyRate(session));
+  const Bytes streamed = SaturatingSubtract(
+      session->weights().GetOffloadStatistics().streamed, before);
+  const double per_step = static_cast<double>(streamed.value()) /
+                          static_cast<double>(statistics.steps);
+  const double bound = per_step > 0 ? rate / per_step : 0;
+  return nlohmann::json{{"copy_bytes_per_second", rate},
+                        {"streamed_bytes_per_step", per_step},
+                        {"bound_steps_per_second", bound},
+                        {"of_bound", bound > 0 ? decode_steps / bound : 1}};
+}
+
 absl::Status Bench(BenchOptions options) {
   options.session.streaming.progress = LoadProgressLine();
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(options.model, options.session));
   // The first run faults pages in and starts threads; the second is counted.
   QUIRE_RETURN_IF_ERROR(Run(options, 0, session.get()).status());
+  const Bytes streamed = session->weights().GetOffloadStatistics().streamed;
   QUIRE_ASSIGN_OR_RETURN(const EngineStatistics statistics,
                          Run(options, 1, session.get()));
 
@@ -75,6 +124,12 @@ absl::Status Bench(BenchOptions options) {
   const AllocatorStatistics memory =
       session->runtime().allocator()->GetStatistics();
   const Bytes kv_held = session->cache().Use().held;
+  nlohmann::json offload;
+  if (!session->weights().stores().empty()) {
+    QUIRE_ASSIGN_OR_RETURN(offload,
+                           OffloadJson(session.get(), streamed, statistics,
+                                       decode_rate / options.sequences));
+  }
   if (options.json) {
     QUIRE_RETURN_IF_ERROR(PrintJson(
         {{"prompt_tokens_per_second", prompt_rate},
@@ -89,6 +144,8 @@ absl::Status Bench(BenchOptions options) {
          {"kv_committed", kv_held.value()},
          {"preemptions", statistics.preemptions},
          {"swaps", statistics.swaps},
+         {"memory", MemoryJson(*session)},
+         {"offload", std::move(offload)},
          {"load_seconds", session->weights().load_report().seconds}}));
   } else {
     QUIRE_RETURN_IF_ERROR(PrintText(absl::StrFormat(

@@ -146,8 +146,8 @@ nlohmann::json CompletionJson(const Completion& completion,
 
 absl::Status PrintCompletions(const GenerateOptions& options,
                               const std::vector<Prompt>& prompts,
-                              const Engine& engine, const Tokenizer* tokenizer,
-                              StreamView* view) {
+                              const Session& session, const Engine& engine,
+                              const Tokenizer* tokenizer, StreamView* view) {
   const std::vector<Completion>& completions = engine.completions();
   if (!options.json) {
     std::vector<std::string> titles;
@@ -159,8 +159,11 @@ absl::Status PrintCompletions(const GenerateOptions& options,
     sequences.push_back(CompletionJson(
         completions[i], tokenizer != nullptr ? nlohmann::json(view->text(i))
                                              : nlohmann::json()));
-  if (sequences.size() == 1) return PrintJson(sequences[0]);
-  return PrintJson({{"sequences", sequences}});
+  nlohmann::json result = sequences.size() == 1
+                              ? std::move(sequences[0])
+                              : nlohmann::json{{"sequences", sequences}};
+  result["memory"] = MemoryJson(session);
+  return PrintJson(result);
 }
 
 absl::Status Generate(GenerateOptions options) {
@@ -224,7 +227,7 @@ absl::Status Generate(GenerateOptions options) {
   for (size_t i = 0; i < prompts.size(); ++i)
     view.Append(i, outputs[i].Finish(engine.completions()[i].reason));
   QUIRE_RETURN_IF_ERROR(
-      PrintCompletions(options, prompts, engine, text, &view));
+      PrintCompletions(options, prompts, *session, engine, text, &view));
   return WriteMemoryOutput(options.memory, *session);
 }
 
@@ -287,8 +290,8 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
   const std::vector<CLI::Option*> sampling =
       AddSamplingOptions(verb, &options->sampling);
   verb->add_flag("--json", options->json,
-                 "{\"tokens\": [...], \"text\": ...}; {\"sequences\": [...]} "
-                 "for several");
+                 "{\"tokens\": [...], \"text\": ..., \"memory\": {...}}; "
+                 "{\"sequences\": [...], \"memory\": {...}} for several");
   AddAdapterOption(verb, &options->adapters,
                    "Folder of a LoRA adapter for all sequences; or one for "
                    "each in their order, --prompt before --tokens, where "

@@ -4,6 +4,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -27,11 +29,57 @@ struct PlanOptions {
   bool json = false;
 };
 
+// As --device-map takes it.
+json PlaceJson(const MemoryPlace& place) {
+  if (place.tier == MemoryTier::kDevice) return place.device.value();
+  return PlaceName(place);
+}
+
+json MapJson(const std::vector<WeightPart>& parts,
+             const std::vector<MemoryPlace>& places) {
+  json map = json::object();
+  for (size_t i = 0; i < places.size(); ++i)
+    map[parts[i].name] = PlaceJson(places[i]);
+  return map;
+}
+
+json DevicesJson(const ModelPlan& plan) {
+  json devices = json::array();
+  for (size_t i = 0; i < plan.devices.size(); ++i) {
+    const DevicePlan& device = plan.devices[i];
+    devices.push_back({{"device", i},
+                       {"usable", device.usable.value()},
+                       {"weights", device.weights.value()},
+                       {"workspace", device.workspace.value()},
+                       {"buffers", device.buffers.value()},
+                       {"fixed", device.fixed.value()},
+                       {"layers", device.layers},
+                       {"kv_bytes_per_token", device.kv_token.value()},
+                       {"kv", device.kv.value()}});
+  }
+  return devices;
+}
+
+json AlternativesJson(const ModelPlan& plan) {
+  json alternatives = json::array();
+  for (const PlannedAlternative& alternative : plan.alternatives)
+    alternatives.push_back(
+        {{"description", alternative.description},
+         {"fits", alternative.fits},
+         {"host", alternative.host.value()},
+         {"longest_sequence", alternative.longest_sequence},
+         {"device_map", MapJson(plan.parts, alternative.places)}});
+  return alternatives;
+}
+
 json ToJson(const ModelPlan& plan, const SessionOptions& options) {
   json parts = json::array();
+  std::vector<MemoryPlace> places;
   for (const WeightPart& part : plan.parts) {
-    parts.push_back(
-        {{"module", part.name}, {"device", 0}, {"bytes", part.size.value()}});
+    parts.push_back({{"module", part.name},
+                     {"device", PlaceJson(part.place)},
+                     {"bytes", part.size.value()}});
+    places.push_back(part.place);
   }
   json adapters = json::array();
   for (const WeightPart& adapter : plan.adapters) {
@@ -73,8 +121,31 @@ json ToJson(const ModelPlan& plan, const SessionOptions& options) {
           {"longest_sequence", plan.longest_sequence},
           {"batches", std::move(batches)},
           {"placement", std::move(parts)},
+          {"device_map", MapJson(plan.parts, places)},
+          {"devices", DevicesJson(plan)},
+          {"host", plan.host.value()},
+          {"disk", plan.disk.value()},
+          {"alternatives", AlternativesJson(plan)},
           {"advice", plan.advice},
           {"warnings", plan.warnings}};
+}
+
+// "0", "cpu": runs of parts in one place, as "model.layers.0 .. model.norm".
+std::string PlacementText(const ModelPlan& plan) {
+  std::string text;
+  for (size_t first = 0; first < plan.parts.size();) {
+    const MemoryPlace place = plan.parts[first].place;
+    Bytes size;
+    size_t end = first;
+    for (; end < plan.parts.size() && plan.parts[end].place == place; ++end)
+      size = SaturatingAdd(size, plan.parts[end].size);
+    absl::StrAppendFormat(&text, "%6s  %10s  %s%s%s\n", PlaceName(place),
+                          FormatBytes(size), plan.parts[first].name,
+                          end - first > 1 ? " .. " : "",
+                          end - first > 1 ? plan.parts[end - 1].name : "");
+    first = end;
+  }
+  return text;
 }
 
 std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
@@ -96,7 +167,8 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
     line("adapter",
          absl::StrFormat("%s for %s", FormatBytes(adapter.size), adapter.name));
   }
-  line("together, in pages", FormatBytes(plan.fixed));
+  line("on devices",
+       absl::StrFormat("%s in pages, with buffers", FormatBytes(plan.fixed)));
   line("keys and values",
        absl::StrFormat("%s left for %u tokens of %s (%s, %u layers to a row)",
                        FormatBytes(plan.kv), plan.kv_tokens,
@@ -105,6 +177,7 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
   line("longest sequence",
        absl::StrFormat("%u of %u tokens", plan.longest_sequence,
                        plan.max_model_len));
+  absl::StrAppend(&text, "\n place\n", PlacementText(plan));
   text += "\n  tokens each   sequences at once\n";
   for (const PlannedBatch& batch : plan.batches) {
     absl::StrAppendFormat(&text, "%13u   %17u\n", batch.tokens,

@@ -1,8 +1,8 @@
-// What a model takes on a device, and what is left for sequences, before a
+// What a model takes on its devices, and what is left for sequences, before a
 // weight is read.
 //
 // Not an estimate: the plan makes every allocation that a session would make,
-// in the same order, with the same allocator, on a software device without
+// in the same order, with the same allocator, on software devices without
 // memory, and looks what is mapped. So it agrees with a session by
 // construction, tails of pages included.
 
@@ -29,17 +29,45 @@ struct PlannedBatch {
   uint64_t sequences;
 };
 
+// One device of a plan.
+struct DevicePlan {
+  Bytes usable;     // in whole pages
+  Bytes weights;    // of the parts that stay there
+  Bytes workspace;  // asked for
+  Bytes buffers;    // pages that weights kept elsewhere are run from
+  // Pages under all three.
+  Bytes fixed;
+  uint32_t layers = 0;  // that run there
+  Bytes kv_token;       // of these layers
+  Bytes kv;             // what is left for keys and values
+};
+
+// What another placement would allow, where the one that was asked for does
+// not fit.
+struct PlannedAlternative {
+  std::string description;  // "2 devices", "layers on the host"
+  std::vector<MemoryPlace> places;
+  bool fits = false;
+  Bytes host;
+  uint64_t longest_sequence = 0;
+};
+
+// Where there are several devices, sizes without more said are of all together.
 struct ModelPlan {
   Bytes device_memory;
   Bytes usable;  // in whole pages: what Quire may take of it
   Bytes page_size;
 
   std::vector<WeightPart> parts;
-  Bytes weights;  // the sum of the parts
+  Bytes weights;  // the sum of the parts, wherever they are
   Bytes workspace;
   std::vector<WeightPart> adapters;
-  // Pages under all of these.
+  // Pages under the weights on devices, and under workspaces, buffers and
+  // adapters.
   Bytes fixed;
+  std::vector<DevicePlan> devices;
+  Bytes host;  // of the weights, in host memory
+  Bytes disk;  // of the weights, on disk
   uint64_t parameters = 0;
   // Parameters * bytes of each * 1.2, as people reckon.
   Bytes rule_of_thumb;
@@ -59,6 +87,7 @@ struct ModelPlan {
   bool fits = false;
   // What to change, where it does not; one sentence each.
   std::vector<std::string> advice;
+  std::vector<PlannedAlternative> alternatives;
   std::vector<std::string> warnings;
 };
 
