@@ -18,7 +18,7 @@ def _summary(results):
     for runs in fragmentation_section.group(
             results.get("fragmentation_stress", [])):
         sentences.append(f"{fragmentation_section.name_trace(runs[0])}: "
-                         + " ".join(findings.of_fragmentation(runs)))
+                         + " ".join(findings.of_fragmentation(runs, True)))
     for runs in switching_section.group(results.get("model_switching", [])):
         sentences.append(f"{runs[0]['scenario']}: "
                          + " ".join(findings.of_switching(runs)[:2]))
@@ -96,8 +96,10 @@ def to_markdown(records, title):
         parts.append(fragmentation_section.evidence_table(
             fragmentation).to_markdown())
     for runs in fragmentation_section.group(fragmentation):
+        failures = fragmentation_section.failure_table(runs)
         add(findings.of_fragmentation(runs),
-            fragmentation_section.policy_table(runs))
+            fragmentation_section.policy_table(runs),
+            *([failures] if failures else []))
     switching = results.get("model_switching", [])
     if switching:
         parts.append("## Model switching")

@@ -73,32 +73,34 @@ def _compare(survivors, results):
     return sentences
 
 
-def of_fragmentation(results):
+def _tell_failure(result):
+    failure = result["first_oom"]
+    phases = failure.get("phases_before")
+    where = f" in phase {phases[-1]}" if phases else ""
+    return (f"{name_policy(result)} ran out of memory for {failure['kind']} at "
+            f"event {tables.format_count(failure['event'])}{where}: "
+            f"{tables.format_bytes(failure['size'])} were asked for, "
+            f"{tables.format_bytes(failure['largest_allocatable'])} could be "
+            "had at most.")
+
+
+def of_fragmentation(results, brief=False):
     """Sentences about the runs of one trace."""
     survivors = [r for r in results if not r["oom"]]
-    sentences = []
-    for result in results:
-        failure = result.get("first_oom")
-        if result["oom"] and isinstance(failure, dict):
-            where = ""
-            if failure.get("phases_before"):
-                where = f" in phase {failure['phases_before'][-1]}"
-            sentences.append(
-                f"{name_policy(result)} ran out of memory for "
-                f"{failure.get('kind', 'an unknown reason')} at event "
-                f"{tables.format_count(failure.get('event', 0))}{where}: "
-                f"{tables.format_bytes(failure.get('size', 0))} were asked "
-                "for, "
-                f"{tables.format_bytes(failure.get('largest_allocatable', 0))} "
-                "could be had at most.")
+    failed = [r for r in results if r["oom"] and "first_oom" in r]
     if not survivors:
-        sentences.insert(0, "Nobody survived.")
-        return sentences
-    if len(survivors) == len(results):
-        sentences.insert(0, "All survived." if len(results) > 1
-                         else f"{_names(results)} survived.")
+        sentences = ["Nobody survived."]
+    elif len(survivors) < len(results):
+        sentences = [f"Survivors: {_names(survivors)}."]
     else:
-        sentences.insert(0, f"Survivors: {_names(survivors)}.")
+        sentences = ["All survived." if len(results) > 1
+                     else f"{_names(results)} survived."]
+    if brief:
+        for kind in dict.fromkeys(r["first_oom"]["kind"] for r in failed):
+            same = [r for r in failed if r["first_oom"]["kind"] == kind]
+            sentences.append(f"Out of memory for {kind}: {_names(same)}.")
+    else:
+        sentences += map(_tell_failure, failed)
     if len(survivors) > 1:
         sentences += _compare(survivors, results)
     return sentences

@@ -63,6 +63,42 @@ def _failure_cell(result):
             f"{format_count(failure.get('event', 0))}")
 
 
+def failure_table(results):
+    """What was true when memory first ran out; None where it never did."""
+    table = Table("When memory first ran out",
+                  [Column("Policy"), Column("Kind", words=True),
+                   Column("Event"), Column("Asked for"),
+                   Column("Could have had"), Column("Requested"),
+                   Column("Allocated"), Column("Reserved"),
+                   Column("Device free"), Column("Phases before", words=True)])
+    for result in results:
+        failure = result.get("first_oom")
+        if not failure:
+            continue
+        table.add(
+            findings.name_policy(result), failure["kind"],
+            format_count(failure["event"]), format_bytes(failure["size"]),
+            format_bytes(failure["largest_allocatable"]),
+            *(format_bytes(failure[name]) if name in failure else "–"
+              for name in ("requested", "allocated", "reserved",
+                           "device_free")),
+            ", ".join(failure.get("phases_before", [])) or "–")
+    return table if table.rows else None
+
+
+def _failures(results):
+    table = failure_table(results)
+    if table is None:
+        return ""
+    orders = "".join(
+        page.details(f"{findings.name_policy(result)}: requests and frees "
+                     "before, the last one failed",
+                     page.bullet_list(result["first_oom"]["requests_before"]))
+        for result in results
+        if result.get("first_oom", {}).get("requests_before"))
+    return page.heading("Out of memory") + table.to_html() + orders
+
+
 def evidence_table(results):
     """What each policy is, and what its model was checked by."""
     table = Table("Policies, and what each model was checked against",
@@ -241,6 +277,7 @@ def add_to(document, results):
             + page.bullet_list(findings.of_fragmentation(runs))
             + page.heading("Policies side by side")
             + policy_table(runs).to_html()
+            + _failures(runs)
             + _timeline(f"{identity}-time", runs)
             + _page_maps(f"{identity}-pages", runs)
             + _heat_maps(f"{identity}-heat", runs))

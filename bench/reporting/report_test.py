@@ -198,7 +198,13 @@ class PageTest(unittest.TestCase):
             {"event": 0, "requested": 0, "reserved": 0}], first_oom={
                 "event": 3, "size": 5, "largest_allocatable": 1,
                 "kind": "fragmentation"})
+        died = stress_result("bfc", oom=True, first_oom={
+            "event": 3, "size": 5, "largest_allocatable": 1,
+            "kind": "capacity", "requested": 7, "allocated": 8, "reserved": 9,
+            "device_free": 2, "phases_before": ["load"],
+            "requests_before": ["allocate 5 B"]})
         for results in ([bare], [empty], [bare, ragged], [ragged, bare, empty],
+                        [died, ragged],
                         [stress_result(peak_requested=0, ratio=0)]):
             lines = [json.dumps(result) for result in results]
             made = read_text("\n".join(lines))
@@ -320,7 +326,14 @@ class FindingsTest(unittest.TestCase):
             "Survivors: quire.",
             "bfc ran out of memory for fragmentation at event 1,234 in phase "
             "run1: 1.00 MiB were asked for, 512 B could be had at most."])
-        told = findings.of_fragmentation([stress_result(oom=True)])
+        told = findings.of_fragmentation([
+            stress_result(), stress_result("bfc", oom=True,
+                                           first_oom=failure)], brief=True)
+        self.assertEqual(told, ["Survivors: quire.",
+                                "Out of memory for fragmentation: bfc."])
+        without = stress_result(oom=True)
+        del without["first_oom"]
+        told = findings.of_fragmentation([without])
         self.assertEqual(told, ["Nobody survived."])
 
     def test_switching_tells_capacity_from_fragmentation(self):
