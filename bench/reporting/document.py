@@ -38,12 +38,13 @@ def _summary(results):
 def _runs_table(records):
     table = Table("How each part was made; the same command makes it again",
                   [Column("Experiment"), Column("Command", words=True),
-                   Column("Seed"), Column("Date"),
+                   Column("Seed"), Column("Source"), Column("Date"),
                    Column("Machine", words=True)])
     for record in records:
         seed = record["seed"]
         row = (record["experiment"], " ".join(record["command"]) or "not told",
-               "–" if seed is None else seed, record["date"] or "not told",
+               "–" if seed is None else seed, record["source"] or "not told",
+               record["date"] or "not told",
                record["machine"] or "not told")
         if [str(cell) for cell in row] not in table.rows:
             table.add(*row)

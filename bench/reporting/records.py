@@ -5,7 +5,8 @@ A file of records has one JSON object a line:
     {"format": "quire-experiment", "version": 1,
      "experiment": "fragmentation_stress",
      "command": ["fragmentation_stress", "--load", "churn", ...],
-     "seed": 1, "machine": "...", "date": "2026-11-30", "result": {...}}
+     "seed": 1, "machine": "...", "date": "2026-11-30",
+     "source": "c42badf0e5f1", "result": {...}}
 
 "result" is what the program prints with --json, cut into one object for each
 thing that was compared. What the programs themselves print is read as well; it
@@ -18,7 +19,9 @@ texts are escaped where they are written.
 import datetime
 import json
 import os
+import pathlib
 import platform
+import subprocess
 
 from bench.reporting import shapes
 
@@ -120,7 +123,8 @@ EXPERIMENTS = tuple(_SHAPES)
 
 _RECORD = shapes.fields({"experiment": shapes.text, "result": shapes.anything},
                         {"command": _WORDS, "machine": shapes.text,
-                         "date": shapes.text, "seed": _COUNT})
+                         "date": shapes.text, "source": shapes.text,
+                         "seed": _COUNT})
 
 
 class RecordError(Exception):
@@ -143,6 +147,20 @@ def describe_machine():
         return f"{model}, {os.cpu_count()} cores, {platform.system()}"
 
 
+def describe_source():
+    """The commit that the programs are of, with a "+" where files differ from
+    it; empty where this is no checkout."""
+    def git(*arguments):
+        return subprocess.run(
+            ["git", "-C", str(pathlib.Path(__file__).parent), *arguments],
+            capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        commit = git("rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def _without_nulls(value):
     """What is null is not there: nobody has to ask twice."""
     if isinstance(value, dict):
@@ -157,9 +175,11 @@ def make(experiment, command, seed, results):
     """The records of one run of a program."""
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     machine = describe_machine()
+    source = describe_source()
     return [{"format": FORMAT, "version": VERSION, "experiment": experiment,
              "command": command, "seed": seed, "machine": machine,
-             "date": date, "result": _without_nulls(result)}
+             "date": date, "source": source,
+             "result": _without_nulls(result)}
             for result in results]
 
 
@@ -183,7 +203,7 @@ def _experiment_of(result):
 
 def _from_object(item, where):
     record = {"format": FORMAT, "version": VERSION, "command": [],
-              "seed": None, "machine": "", "date": ""}
+              "seed": None, "machine": "", "date": "", "source": ""}
     try:
         if isinstance(item, dict) and item.get("format") == FORMAT:
             if item.get("version") != VERSION:
