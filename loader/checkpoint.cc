@@ -67,13 +67,39 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(
   return checkpoint;
 }
 
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Describe(
+    const std::string& folder,
+    const std::function<
+        absl::StatusOr<std::vector<TensorInfo>>(const Checkpoint&)>& tensors) {
+  auto checkpoint = absl::WrapUnique(new Checkpoint);
+  QUIRE_RETURN_IF_ERROR(
+      checkpoint->OpenConfigs(folder, /*config_required=*/true));
+  QUIRE_ASSIGN_OR_RETURN(checkpoint->tensors_, tensors(*checkpoint));
+  checkpoint->files_ = {{folder, Bytes(0)}};
+  QUIRE_RETURN_IF_ERROR(checkpoint->IndexTensors());
+  checkpoint->files_.front().size = checkpoint->total_size_;
+  return checkpoint;
+}
+
+absl::Status Checkpoint::OpenConfigs(const std::string& folder,
+                                     bool config_required) {
+  folder_ = folder;
+  QUIRE_ASSIGN_OR_RETURN(auto configs,
+                         ReadCheckpointConfigs(folder, config_required));
+  *config_ = std::move(configs.config);
+  *generation_config_ = std::move(configs.generation_config);
+  *quantization_config_ = std::move(configs.quantization_config);
+  quantization_config_path_ = std::move(configs.quantization_config_path);
+  dynamic_patterns_ = std::move(configs.dynamic_patterns);
+  warnings_ = std::move(configs.warnings);
+  return absl::OkStatus();
+}
+
 absl::Status Checkpoint::OpenSafetensors(const std::string& folder,
                                          const std::string& single_file) {
-  folder_ = folder;
   // The small files first: where one of them is wrong, nothing else is read.
-  QUIRE_ASSIGN_OR_RETURN(
-      auto configs,
-      ReadCheckpointConfigs(folder, /*config_required=*/single_file.empty()));
+  QUIRE_RETURN_IF_ERROR(
+      OpenConfigs(folder, /*config_required=*/single_file.empty()));
   WeightFiles weights;
   if (single_file.empty()) {
     QUIRE_ASSIGN_OR_RETURN(weights, FindWeightFiles(folder));
@@ -81,15 +107,9 @@ absl::Status Checkpoint::OpenSafetensors(const std::string& folder,
     weights.names = {single_file};
   }
   QUIRE_ASSIGN_OR_RETURN(auto tensors, ReadCheckpointTensors(folder, weights));
-  *config_ = std::move(configs.config);
-  *generation_config_ = std::move(configs.generation_config);
-  *quantization_config_ = std::move(configs.quantization_config);
-  quantization_config_path_ = std::move(configs.quantization_config_path);
-  dynamic_patterns_ = std::move(configs.dynamic_patterns);
   files_ = std::move(tensors.files);
   tensors_ = std::move(tensors.tensors);
-  for (auto* warnings :
-       {&configs.warnings, &weights.warnings, &tensors.warnings})
+  for (auto* warnings : {&weights.warnings, &tensors.warnings})
     std::move(warnings->begin(), warnings->end(),
               std::back_inserter(warnings_));
   return IndexTensors();

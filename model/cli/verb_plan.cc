@@ -12,6 +12,7 @@
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
+#include "model/engine/shape_checkpoint.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/checkpoint.h"
 #include "quire/model/plan.h"
@@ -195,7 +196,9 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
 absl::Status Plan(PlanOptions options) {
   options.session.adapters = NameAdapters(options.adapters);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
-                         Checkpoint::Open(options.model));
+                         HasNoWeights(options.model)
+                             ? OpenShape(options.model)
+                             : Checkpoint::Open(options.model));
   QUIRE_ASSIGN_OR_RETURN(const ModelConfig config,
                          ParseModelConfig(*checkpoint));
   QUIRE_ASSIGN_OR_RETURN(
@@ -213,7 +216,8 @@ void AddPlanVerb(CLI::App* app, Action* chosen) {
   CLI::App* verb = app->add_subcommand(
       "plan", "What would fit on a device: weights, workspace, sequences");
   verb->add_option("MODEL", options->model,
-                   "Folder, .safetensors or .gguf file")
+                   "Folder, .safetensors or .gguf file; a folder with nothing "
+                   "but config.json will do")
       ->required();
   AddAdapterOption(verb, &options->adapters,
                    "Folder of a LoRA adapter that is to be resident as well; "

@@ -11,6 +11,7 @@
 #define QUIRE_LOADER_CHECKPOINT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -50,6 +51,14 @@ class Checkpoint {
   // `path`: a folder, a .gguf file or a .safetensors file.
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(
       const std::string& path);
+  // A folder as it would be with other tensors than those that are there:
+  // `tensors` is given a checkpoint of its configuration and no tensors, and
+  // says which it would have, all in one file. For plans: what is described
+  // cannot be read.
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Describe(
+      const std::string& folder,
+      const std::function<
+          absl::StatusOr<std::vector<TensorInfo>>(const Checkpoint&)>& tensors);
   ~Checkpoint();
 
   CheckpointFormat format() const { return format_; }
@@ -103,6 +112,8 @@ class Checkpoint {
   absl::Status OpenSafetensors(const std::string& folder,
                                const std::string& single_file);
   absl::Status OpenGguf(const RandomAccessFile& file);
+  // The small files; the tensors are not looked at.
+  absl::Status OpenConfigs(const std::string& folder, bool config_required);
   // Sorts the names; an error where one occurs twice.
   absl::Status IndexTensors();
 
