@@ -78,7 +78,7 @@ def _pages(count):
 def read_sizes(plan):
     """Of the JSON of `quire plan`."""
     layers = [part["bytes"] for part in plan["placement"]
-              if part["module"].startswith("layer ")]
+              if sparse_checkpoint.layer_of(part["module"]) is not None]
     if not layers:
         raise experiments.RunError("quire plan: there are no layers in it")
     return Sizes(plan["weights"] - sum(layers), max(layers), len(layers),
