@@ -167,7 +167,8 @@ absl::StatusOr<std::map<SwitchStrategy, std::vector<Bytes>>> CountAllMinima(
 
 absl::StatusOr<std::vector<SwitchingRun>> RunAll(
     const std::vector<Scenario>& scenarios, const Workloads& workloads,
-    const SwitchingPlan& plan, double pool_minimum) {
+    const SwitchingArguments& arguments, const SwitchingPlan& plan) {
+  const double pool_minimum = arguments.pool_minimum;
   ProgressLine progress;
   const auto total = static_cast<double>(
       scenarios.size() * plan.policies.size() * plan.strategies.size());
@@ -186,11 +187,13 @@ absl::StatusOr<std::vector<SwitchingRun>> RunAll(
         options.strategy = strategy;
         options.pool_minimum = pool_minimum;
         options.minima = run.minima;
+        options.days = arguments.days;
         options.progress = [&](uint64_t done) {
           progress.Update(
               absl::StrCat(scenario.name, ", ", policy.text),
               before + static_cast<double>(done) /
-                           static_cast<double>(scenario.steps.size()),
+                           static_cast<double>(arguments.days *
+                                               scenario.steps.size()),
               total);
         };
         QUIRE_ASSIGN_OR_RETURN(
@@ -212,9 +215,8 @@ absl::Status PlayDays(const SwitchingArguments& arguments,
     QUIRE_RETURN_IF_ERROR(
         WriteFile(arguments.write, WriteScenarios(scenarios)));
   }
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::vector<SwitchingRun> runs,
-      RunAll(scenarios, workloads, plan, arguments.pool_minimum));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<SwitchingRun> runs,
+                         RunAll(scenarios, workloads, arguments, plan));
   std::cout << (arguments.json ? ToJson(runs, SettingsToJson(arguments))
                                : ToTable(runs));
   return absl::OkStatus();

@@ -83,6 +83,16 @@ class ModelSwitchingTest(unittest.TestCase):
         self.assertEqual(reload["bytes_moved"], 128 * MIB)
         self.assertEqual(reload["host_memory_peak"], 0)
 
+    def test_tells_the_last_day_apart(self):
+        file = self.write(256 * MIB)
+        for days, expected in (("1", type(None)), ("3", dict)):
+            ran = run(file, "--policies", "pytorch", "--strategies", "keep",
+                      "--days", days, "--json")
+            o, = json.loads(ran.stdout)
+            self.assertIsInstance(o["last_day"], expected)
+            self.assertEqual(len(o["steps"]), 4)
+        self.assertEqual(o["last_day"], {"driver_calls": 0, "virtual_ms": 0})
+
     def test_generates(self):
         day = self.folder / "day.json"
         arguments = ("--generate", "50", "--traces", str(self.folder), "--seed",

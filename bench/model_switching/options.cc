@@ -152,6 +152,11 @@ void AddArguments(CLI::App* app, SwitchingArguments* arguments) {
                   "shared: the part of a pool that never gives way")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  app->add_option(
+         "--days", arguments->days,
+         "Play each day so often; what the last one calls is told apart")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1000}))
+      ->capture_default_str();
   app->add_option("--seed", arguments->generator.seed,
                   "Of what is drawn: the day, or the prompts")
       ->capture_default_str();
@@ -212,7 +217,8 @@ nlohmann::json SettingsToJson(const SwitchingArguments& arguments) {
                              {"traces", arguments.traces},
                              {"disk_rate", arguments.disk_rate},
                              {"host_rate", arguments.host_rate},
-                             {"pool_minimum", arguments.pool_minimum}};
+                             {"pool_minimum", arguments.pool_minimum},
+                             {"days", arguments.days}};
   if (generator.requests > 0) {
     settings["generate"] = {
         {"requests", generator.requests},

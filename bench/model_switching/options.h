@@ -3,6 +3,7 @@
 #ifndef QUIRE_BENCH_MODEL_SWITCHING_OPTIONS_H_
 #define QUIRE_BENCH_MODEL_SWITCHING_OPTIONS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct SwitchingArguments {
   std::string disk_rate = "2GB";
   std::string host_rate = "24GB";
   double pool_minimum = 0;
+  uint64_t days = 1;
   GeneratorOptions generator;  // no requests: days are read from a file
   std::string arrivals = "poisson";
   std::string mix;

@@ -33,11 +33,17 @@ class Day {
   absl::StatusOr<ScenarioResult> Run() {
     QUIRE_RETURN_IF_ERROR(CheckNames());
     QUIRE_RETURN_IF_ERROR(StartProcess());
-    for (const ScenarioStep& step : scenario_.steps) {
-      QUIRE_RETURN_IF_ERROR(PlayStep(step));
-      if (options_.progress) options_.progress(result_.steps.size());
+    QUIRE_RETURN_IF_ERROR(PlayDay(0));
+    ScenarioResult first = std::exchange(result_, ScenarioResult());
+    for (uint64_t day = 1; day < options_.days; ++day) {
+      const DayCost before = {calls(), nanoseconds()};
+      QUIRE_RETURN_IF_ERROR(UnloadAll());
+      QUIRE_RETURN_IF_ERROR(PlayDay(day));
+      first.last_day = {calls() - before.driver_calls,
+                        nanoseconds() - before.virtual_nanoseconds};
+      result_ = ScenarioResult();
     }
-    return std::move(result_);
+    return first;
   }
 
  private:
@@ -93,6 +99,27 @@ class Day {
   uint64_t calls() const { return past_calls_ + process_->calls(); }
   uint64_t nanoseconds() const {
     return past_nanoseconds_ + process_->nanoseconds();
+  }
+
+  absl::Status PlayDay(uint64_t day) {
+    for (const ScenarioStep& step : scenario_.steps) {
+      QUIRE_RETURN_IF_ERROR(PlayStep(step));
+      if (options_.progress) {
+        options_.progress(day * scenario_.steps.size() + result_.steps.size());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status UnloadAll() {
+    for (const Loaded& loaded : std::exchange(loaded_, {})) {
+      QUIRE_RETURN_IF_ERROR(IsPool(*loaded.made_by)
+                                ? DropPool(loaded.name)
+                                : PutAway(loaded.name, /*for_good=*/true));
+    }
+    pending_.clear();
+    anything_dropped_ = false;
+    return absl::OkStatus();
   }
 
   absl::Status PlayStep(const ScenarioStep& step) {
@@ -525,42 +552,7 @@ class Day {
   ScenarioResult result_;
 };
 
-template <typename Value, typename Get>
-Value Sum(const std::vector<StepResult>& steps, Get get) {
-  Value sum{};
-  for (const StepResult& step : steps) sum += get(step);
-  return sum;
-}
-
 }  // namespace
-
-void SwitchCost::Add(const SwitchCost& other) {
-  loaded = SaturatingAdd(loaded, other.loaded);
-  copied_out = SaturatingAdd(copied_out, other.copied_out);
-  copied_in = SaturatingAdd(copied_in, other.copied_in);
-  nanoseconds += other.nanoseconds;
-}
-
-SwitchCost ScenarioResult::cost() const {
-  SwitchCost sum;
-  for (const StepResult& step : steps) sum.Add(step.cost);
-  return sum;
-}
-
-uint64_t ScenarioResult::wake_nanoseconds() const {
-  return Sum<uint64_t>(
-      steps, [](const StepResult& step) { return step.wake_nanoseconds; });
-}
-
-uint64_t ScenarioResult::driver_calls() const {
-  return Sum<uint64_t>(
-      steps, [](const StepResult& step) { return step.driver_calls; });
-}
-
-uint64_t ScenarioResult::virtual_nanoseconds() const {
-  return Sum<uint64_t>(
-      steps, [](const StepResult& step) { return step.virtual_nanoseconds; });
-}
 
 absl::StatusOr<ScenarioResult> PlayScenario(
     const Scenario& scenario, const std::map<std::string, Workload>& workloads,

@@ -269,6 +269,38 @@ TEST(ScenarioPlayerTest, BalloonsTakeWhatIsLeft) {
   }
 }
 
+// The second day, a cache has all that the first one took, whatever it left
+// loaded; without a cache every day is like the first.
+TEST(ScenarioPlayerTest, TellsTheLastDayApart) {
+  const Scenario scenario = ReadOne(
+      R"({"do": "load", "workload": "a"},
+         {"do": "reserve", "name": "kv", "count": 3, "bytes_each": 1048576},
+         {"do": "run", "workload": "a", "phase": "run1"})",
+      GiB(1).value(), "0,0,0");
+  SwitchingOptions options;
+  for (const uint64_t days : {1u, 2u, 4u}) {
+    options.days = days;
+    const auto play = [&](const char* policy) {
+      const auto result = PlayScenario(scenario, {{"a", SmallModel()}},
+                                       *ParsePolicySpec(policy), options);
+      EXPECT_TRUE(result.ok()) << result.status();
+      return result.value_or(ScenarioResult());
+    };
+    const ScenarioResult cached = play("pytorch");
+    const ScenarioResult uncached = play("cudamalloc");
+    ASSERT_EQ(cached.steps.size(), 3u);
+    ASSERT_EQ(cached.last_day.has_value(), days > 1);
+    // 64 MiB, twice 2 MiB for the pool, and 32 MiB.
+    EXPECT_EQ(cached.driver_calls(), 4u);
+    // 64 MiB, three for the pool, and 32 MiB that are freed.
+    EXPECT_EQ(uncached.driver_calls(), 1u + 3 + 2);
+    if (days == 1) continue;
+    EXPECT_EQ(cached.last_day->driver_calls, 0u);
+    // What the day before has left is freed first.
+    EXPECT_EQ(uncached.last_day->driver_calls, 6u + 4);
+  }
+}
+
 TEST(CountMinimaTest, CountsWhatEachStrategyNeeds) {
   const Scenario scenario = ReadOne(kTurns, MiB(96).value(), "0,0,0,0,0,0,0,0");
   const std::map<std::string, Workload> workloads = {{"a", SmallModel()},

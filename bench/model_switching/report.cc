@@ -91,6 +91,12 @@ json OrNull(const std::optional<Value>& value) {
   return value ? json(*value) : json();
 }
 
+json LastDay(const ScenarioResult& result) {
+  if (!result.last_day) return {};
+  return {{"driver_calls", result.last_day->driver_calls},
+          {"virtual_ms", Milliseconds(result.last_day->virtual_nanoseconds)}};
+}
+
 json RunToJson(const SwitchingRun& run, const json& settings) {
   const ScenarioResult& result = run.result;
   const SwitchCost cost = result.cost();
@@ -114,6 +120,7 @@ json RunToJson(const SwitchingRun& run, const json& settings) {
                  {"ratio", Ratio(result)},
                  {"driver_calls", result.driver_calls()},
                  {"virtual_ms", Milliseconds(result.virtual_nanoseconds())},
+                 {"last_day", LastDay(result)},
                  {"bytes_moved", Moved(cost).value()},
                  {"bytes_loaded", cost.loaded.value()},
                  {"bytes_copied_out", cost.copied_out.value()},
@@ -141,6 +148,13 @@ std::string FailureCell(const ScenarioResult& result) {
                          *result.first_failed_step);
 }
 
+std::string LastDayCell(const ScenarioResult& result) {
+  return result.last_day
+             ? absl::StrFormat(
+                   "%.0f", Milliseconds(result.last_day->virtual_nanoseconds))
+             : "-";
+}
+
 std::string SecondsCell(double seconds, size_t count) {
   return count == 0 ? "-" : absl::StrFormat("%.2f s", seconds);
 }
@@ -164,6 +178,7 @@ std::vector<std::string> TableRow(const SwitchingRun& run) {
           absl::StrFormat("%.4f", Ratio(result)),
           absl::StrCat(result.driver_calls()),
           absl::StrFormat("%.0f", Milliseconds(result.virtual_nanoseconds())),
+          LastDayCell(result),
           FormatBytes(cost.loaded),
           FormatBytes(SaturatingAdd(cost.copied_out, cost.copied_in)),
           FormatBytes(result.peak_host_memory),
@@ -227,9 +242,9 @@ std::string ToJson(const std::vector<SwitchingRun>& runs,
 std::string ToTable(const std::vector<SwitchingRun>& runs) {
   std::vector<std::vector<std::string>> rows = {
       {"scenario", "policy", "strategy", "survived", "requested", "reserved",
-       "ratio", "calls", "virtual ms", "loaded", "copied", "in host",
-       "to switch", "to first token", "worst", "idle, worst", "first failure",
-       "as good as can be"}};
+       "ratio", "calls", "virtual ms", "last day", "loaded", "copied",
+       "in host", "to switch", "to first token", "worst", "idle, worst",
+       "first failure", "as good as can be"}};
   for (const SwitchingRun& run : runs) rows.push_back(TableRow(run));
   return AlignColumns(rows);
 }
