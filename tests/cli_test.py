@@ -345,13 +345,16 @@ class VerbTest(unittest.TestCase):
     def test_a_plan_is_a_device_map(self):
         case = golden_case("gptq")
         expect = json.loads((case / "expect.json").read_text())
-        flags = ["--page-unit", "64KiB", "--max-model-len", "128", "--max-memory",
-                 "0:384KiB,1:256KiB,cpu:1MiB"]
+        # So little that most of the model goes to the host.
+        flags = ["--page-unit", "4KiB", "--max-model-len", "64",
+                 "--max-num-batched-tokens", "16", "--max-memory",
+                 "0:112KiB,1:48KiB,cpu:1MiB", *EXACT]
         plan = self.run_json("plan", case, "--device-map", "sequential", "--json",
                              *flags)
         self.assertEqual(sorted(plan["device_map"]),
                          sorted(p["module"] for p in plan["placement"]))
         self.assertIn("cpu", plan["device_map"].values())
+        self.assertTrue(plan["fits"], plan["advice"])
         file = self.folder / "plan.json"
         file.write_text(json.dumps(plan))
         again = self.run_json("plan", case, "--device-map", file, "--json", *flags)
@@ -359,11 +362,18 @@ class VerbTest(unittest.TestCase):
         tokens = ",".join(map(str, expect["prompt"]))
         answer = self.run_json("generate", case, "--tokens", tokens,
                                "--max-new-tokens", len(expect["greedy"]),
-                               "--device-map", file, "--json", *flags, *EXACT)
+                               "--device-map", file, "--json", *flags)
         self.assertEqual(answer["tokens"], expect["greedy"])
-        self.assertEqual(answer["memory"]["offload"]["host"] > 0, True)
-        self.assertGreater(answer["memory"]["offload"]["acquired"], 0)
-        self.assertEqual(len(answer["memory"]["devices"]), 2)
+        memory = answer["memory"]
+        self.assertGreaterEqual(memory["offload"]["host"], plan["host"])
+        self.assertGreater(memory["offload"]["acquired"], 0)
+        self.assertEqual(len(memory["devices"]), 2)
+        # What was planned, and whole pages of the rows of these tokens.
+        length = len(expect["prompt"]) + len(expect["greedy"])
+        for device, planned in zip(memory["devices"], plan["devices"]):
+            rows = length * planned["kv_bytes_per_token"]
+            self.assertGreaterEqual(device["peak"], planned["fixed"])
+            self.assertLessEqual(device["peak"], planned["fixed"] + rows + 4096)
         for wrong in (["--max-memory", "gpu:1GiB"], ["--max-memory", "0:1GiB,"],
                       ["--offload-folder", self.folder / "none"]):
             result = run("plan", case, *wrong)
