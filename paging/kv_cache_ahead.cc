@@ -2,7 +2,8 @@
 //
 // Where none are free, they are taken from what no sequence has: parked regions
 // and the ends of kept prefixes, whose pages the step would take as well, and
-// wait for. Never from what is mapped ahead for others.
+// wait for. Never from what is mapped ahead for others. The headroom, which
+// admissions leave for the growth of those that run, is theirs.
 //
 // One run of pages at a time, between which Admit and Step get their turn: they
 // wait for one driver call at most.
@@ -71,7 +72,8 @@ KvCache::Impl::Demand KvCache::Impl::MostUrgent(uint32_t steps) const {
     if (steps_left >= soonest || mapped >= geometry_.max_tokens()) continue;
     soonest = steps_left;
     most = {sequence.region.get(),
-            std::min(SaturatingAdd(sequence.length, sequence.growth * steps),
+            std::min(SaturatingAdd(sequence.length,
+                                   uint64_t{sequence.growth} * steps),
                      geometry_.max_tokens())};
   }
   return most;
@@ -112,13 +114,11 @@ absl::StatusOr<PageCount> KvCache::Impl::MapMostUrgent(
     planned = {demand.region, runs.front()};
   }
   PageCount& count = planned.run.count;
-  const PageCount wanted = Plus(count, options_.headroom);
   PageCount at_once = GetSupply().at_once;
-  if (at_once < wanted &&
-      !ReclaimIdle(PageCount(wanted.value() - at_once.value())).zero())
+  if (at_once < count &&
+      !ReclaimIdle(PageCount(count.value() - at_once.value())).zero())
     at_once = GetSupply().at_once;
-  count = std::min(count, PageCount(SaturatingSubtract(
-                              at_once.value(), options_.headroom.value())));
+  count = std::min(count, at_once);
   absl::Status status;
   if (!count.zero()) {
     mapping_ahead_.store(true, std::memory_order_relaxed);

@@ -128,17 +128,19 @@ class KvCache::Impl {
   }
 
  private:
+  // A cache line: a step looks at each of those that it names.
   struct Sequence {
     std::unique_ptr<KvRegion> region;  // null: the slot is free
     uint32_t generation = 0;           // of the id; counts the releases
+    uint32_t growth = 1;  // tokens of its last step that made it longer
     uint64_t length = 0;
     uint64_t step = 0;     // the last Step that named it
     uint64_t batch = 0;    // in which its last kernels may be
-    uint64_t growth = 1;   // tokens of its last step that made it longer
     int32_t priority = 0;  // of its prefix, until:
     uint64_t retain_until = UINT64_MAX;
     std::unique_ptr<SwappedRows> swapped;  // null: it is on the device
   };
+  static_assert(sizeof(Sequence) <= 64);
   // A slot with the region of a sequence that begins.
   struct Taken {
     size_t slot;

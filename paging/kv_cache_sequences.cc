@@ -261,8 +261,8 @@ void KvCache::Impl::FinishStep(std::span<const SequenceStep> steps,
   for (const SequenceStep& step : steps) {
     Sequence& sequence = sequences_[SlotOf(step.sequence)];
     if (step.length > sequence.length)
-      sequence.growth =
-          std::min(step.length - sequence.length, kMostTokensOfADecodeStep);
+      sequence.growth = static_cast<uint32_t>(
+          std::min(step.length - sequence.length, kMostTokensOfADecodeStep));
     tokens_ = tokens_ - sequence.length + step.length;
     sequence.length = step.length;
     sequence.batch = batch_;
