@@ -245,6 +245,33 @@ TEST_F(AdaptersTest, SequencesOfOneBatchGetWhatEachGetsAlone) {
   }
 }
 
+TEST_F(AdaptersTest, TheModelMayBeElsewhere) {
+  const std::string attention = Write("attention", Attention());
+  const std::string vocabulary = Write("vocabulary", Vocabulary());
+  const std::vector<std::vector<TokenId>> expected = {
+      Alone(Prompt(1, 20), attention), Alone(Prompt(2, 9), vocabulary),
+      Alone(Prompt(3, 4), "")};
+  for (const char* map :
+       {R"({"": "cpu"})",
+        R"({"model.embed_tokens": 0, "model.layers.0": 0, "model.norm": 0,
+              "lm_head": 0, "model.layers.1": "disk"})"}) {
+    const fs::path file = root_ / "map.json";
+    std::ofstream(file) << map;
+    options_.placement.device_map = file;
+    options_.placement.offload.folder = root_;
+    const auto session = Open();
+    ASSERT_NE(session, nullptr) << map;
+    Engine engine(&session->decoder(), &session->cache(), 4,
+                  &session->adapters());
+    Add(&engine, Prompt(1, 20), Load(*session, attention));
+    Add(&engine, Prompt(2, 9), Load(*session, vocabulary));
+    Add(&engine, Prompt(3, 4), AdapterId());
+    ASSERT_TRUE(engine.RunToCompletion().ok()) << map;
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_EQ(engine.completions()[i].tokens, expected[i]) << map << i;
+  }
+}
+
 TEST_F(AdaptersTest, RowsAreSharedWithinAnAdapterOnly) {
   const std::string attention = Write("attention", Attention());
   const std::string ffn = Write("ffn", Ffn());
