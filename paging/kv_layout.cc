@@ -141,7 +141,8 @@ KvModelShape::KvModelShape(const KvShape& shape)
              KvLayerKind{.kv_heads = shape.kv_heads,
                          .key_dim = shape.head_dim,
                          .value_dim = shape.head_dim,
-                         .dtype = shape.dtype}) {}
+                         .dtype = shape.dtype,
+                         .scale = shape.scale}) {}
 
 KvKeptTokens KeptTokens(const KvLayerKind& kind, uint64_t length) {
   if (kind.window == 0 || length <= kind.window) return {};

@@ -170,14 +170,19 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options) {
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   static const std::map<std::string, KvDType> kKvDTypes = {
-      {"f32", KvDType::kF32}, {"f16", KvDType::kF16}, {"bf16", KvDType::kBF16}};
+      {"f32", KvDType::kF32},
+      {"f16", KvDType::kF16},
+      {"bf16", KvDType::kBF16},
+      {"fp8", KvDType::kF8E4M3},
+      {"int8", KvDType::kInt8}};
   app->add_option_function<std::string>(
          "--kv-dtype",
          [options](const std::string& name) {
            options->kv_dtype = kKvDTypes.at(name);
          },
-         "Elements of the KV cache: f32, f16 or bf16 [f16]")
-      ->check(CLI::IsMember({"f32", "f16", "bf16"}));
+         "Elements of the KV cache: f32, f16, bf16, fp8 (E4M3) or int8, these "
+         "with a scale for each token and head [f16]")
+      ->check(CLI::IsMember(&kKvDTypes));
   app->add_option_function<std::string>(
          "--activations", [](const std::string&) {},
          "Activations: f32 is what this version computes with")

@@ -101,7 +101,7 @@ class Decoder::Impl {
   // Of the current batch; kept to avoid allocations per step.
   size_t tokens_ = 0;
   size_t selected_rows_ = 0;
-  KvDType kv_dtype_ = KvDType::kF32;
+  KvElements kv_elements_ = KvDType::kF32;
   std::vector<KvLayerView> views_;  // [layer][item]
   std::vector<TokenPlace> places_;  // [layer][token]
   std::vector<AdapterRun> token_runs_, logit_runs_;
@@ -207,7 +207,9 @@ absl::Status Decoder::Impl::CheckLayout(const KvLayout& layout) const {
         absl::StrCat("a KV cache of ", layout.layers(),
                      " layers for a model of ", config_.layers));
   for (const KvLayerKind& kind : layout.kinds()) {
-    if (!HasAttention(kind) || kind.dtype != layout.KindOf(0).dtype)
+    const KvLayerKind& first = layout.KindOf(0);
+    if (!HasAttention(kind) || kind.dtype != first.dtype ||
+        kind.scale != first.scale)
       return absl::InvalidArgumentError(absl::StrCat(
           "there is no attention over KV rows of ", kind.kv_heads, " x ",
           kind.key_dim, " and ", kind.value_dim, " elements of ",
@@ -219,7 +221,8 @@ absl::Status Decoder::Impl::CheckLayout(const KvLayout& layout) const {
 absl::Status Decoder::Impl::Place(std::span<const BatchItem> batch,
                                   const SequenceCache& cache) {
   QUIRE_RETURN_IF_ERROR(CheckLayout(cache.layout()));
-  kv_dtype_ = cache.layout().KindOf(0).dtype;
+  const KvLayerKind& kind = cache.layout().KindOf(0);
+  kv_elements_ = {kind.dtype, kind.scale};
   views_.clear();
   views_.reserve(batch.size() * config_.layers);  // places_ point into it
   places_.clear();
@@ -354,7 +357,7 @@ void Decoder::Impl::Run(size_t part, std::span<const BatchItem> batch) {
   stage->layers->Run(
       weights_->layers()[layer],
       std::span<const TokenPlace>(places_).subspan(layer * tokens_, tokens_),
-      kv_dtype_, stage->residual.data,
+      kv_elements_, stage->residual.data,
       {static_cast<uint32_t>(layer), token_runs_});
 }
 

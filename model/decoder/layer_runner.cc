@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<LayerRunner>> LayerRunner::Create(
 }
 
 void LayerRunner::Run(const DecoderLayer& layer,
-                      std::span<const TokenPlace> places, KvDType kv_dtype,
+                      std::span<const TokenPlace> places, KvElements kv,
                       float* residual, const LayerAdapters& adapters,
                       const Observer& observer) {
   const size_t tokens = places.size();
@@ -110,7 +110,7 @@ void LayerRunner::Run(const DecoderLayer& layer,
     normalise_heads(&DecoderLayer::key_norm, &LayerAdapter::key_norm,
                     config_->kv_heads, key_.data);
   }
-  RunAttention(places, kv_dtype);
+  RunAttention(places, kv);
   observe(LinearInput::kAttentionOutput, attended_);
   apply(&DecoderLayer::attention_output, &LayerAdapter::attention_output,
         attended_, branch_);
@@ -126,8 +126,20 @@ void LayerRunner::Run(const DecoderLayer& layer,
   AddInPlace(branch_.data, tokens * hidden, residual);
 }
 
+void LayerRunner::StoreRow(KvElements kv, const float* values,
+                           DeviceAddress row, DeviceAddress scales) const {
+  const size_t heads = config_->kv_heads;
+  const size_t head_dim = config_->head_dim;
+  if (KvElementSize(kv.dtype) == Bytes(1)) {
+    StoreScaledKvRow(values, heads, head_dim, kv, row.host_pointer<void>(),
+                     scales.host_pointer<void>());
+  } else {
+    StoreKvRow(values, heads * head_dim, kv.dtype, row.host_pointer<void>());
+  }
+}
+
 void LayerRunner::RunAttention(std::span<const TokenPlace> places,
-                               KvDType kv_dtype) {
+                               KvElements kv) {
   const size_t tokens = places.size();
   positions_.clear();
   for (const TokenPlace& place : places) positions_.push_back(place.position);
@@ -143,22 +155,23 @@ void LayerRunner::RunAttention(std::span<const TokenPlace> places,
   for (size_t t = 0; t < tokens; ++t) {
     const KvLayerView& view = *places[t].view;
     const uint64_t position = places[t].position;
-    StoreKvRow(key_.row(t), key_.columns, kv_dtype,
-               view.KeyRow(position).host_pointer<void>());
-    StoreKvRow(value_.row(t), value_.columns, kv_dtype,
-               view.ValueRow(position).host_pointer<void>());
-    queries_.push_back({.query = query_.row(t),
-                        .keys = view.keys.host_pointer<const void>(),
-                        .values = view.values.host_pointer<const void>(),
-                        .row_stride = view.row_stride.value(),
-                        .length = position + 1,
-                        .output = attended_.row(t),
-                        .blocks = view.block_table,
-                        .block_shift = view.block_shift,
-                        .block_stride = view.block_stride.value()});
+    StoreRow(kv, key_.row(t), view.KeyRow(position), view.KeyScales(position));
+    StoreRow(kv, value_.row(t), view.ValueRow(position),
+             view.ValueScales(position));
+    queries_.push_back(
+        {.query = query_.row(t),
+         .keys = view.keys.host_pointer<const void>(),
+         .values = view.values.host_pointer<const void>(),
+         .row_stride = view.row_stride.value(),
+         .length = position + 1,
+         .output = attended_.row(t),
+         .blocks = view.block_table,
+         .block_shift = view.block_shift,
+         .block_stride = view.block_stride.value(),
+         .key_scales = view.key_scales.host_pointer<const void>(),
+         .value_scales = view.value_scales.host_pointer<const void>()});
   }
-  Attention(queries_, kv_dtype, config_->heads, config_->kv_heads,
-            config_->head_dim,
+  Attention(queries_, kv, config_->heads, config_->kv_heads, config_->head_dim,
             1.0f / std::sqrt(static_cast<float>(config_->head_dim)), pool_);
 }
 

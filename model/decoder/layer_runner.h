@@ -82,8 +82,8 @@ class LayerRunner {
   // Runs `layer` in place on `residual` [places.size(), hidden_size] and writes
   // the tokens' keys and values to their places. Calls no driver.
   void Run(const DecoderLayer& layer, std::span<const TokenPlace> places,
-           KvDType kv_dtype, float* residual,
-           const LayerAdapters& adapters = {}, const Observer& observer = {});
+           KvElements kv, float* residual, const LayerAdapters& adapters = {},
+           const Observer& observer = {});
 
  private:
   LayerRunner(Runtime* runtime, const ModelConfig* config,
@@ -94,7 +94,10 @@ class LayerRunner {
         pool_(pool),
         workspace_(runtime, device) {}
 
-  void RunAttention(std::span<const TokenPlace> places, KvDType kv_dtype);
+  void RunAttention(std::span<const TokenPlace> places, KvElements kv);
+  // One half of a KV row.
+  void StoreRow(KvElements kv, const float* values, DeviceAddress row,
+                DeviceAddress scales) const;
 
   const ModelConfig* const config_;
   const std::span<const float> inverse_frequencies_;

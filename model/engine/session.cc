@@ -121,7 +121,10 @@ KvShape MakeKvShape(const ModelConfig& config, const SessionOptions& options) {
   return {.layers = config.layers,
           .kv_heads = config.kv_heads,
           .head_dim = config.head_dim,
-          .dtype = options.kv_dtype};
+          .dtype = options.kv_dtype,
+          .scale = KvElementSize(options.kv_dtype) == Bytes(1)
+                       ? KvScale::kF16
+                       : KvScale::kNone};
 }
 
 absl::StatusOr<KvLayout> MakeKvLayout(const ModelConfig& config,

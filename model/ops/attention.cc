@@ -32,24 +32,27 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::HWY_NAMESPACE {
 
-void AttendRowsEntry(const AttentionShape& shape, KvDType dtype,
+void AttendRowsEntry(const AttentionShape& shape, KvElements elements,
                      const float* queries, const AttentionQuery& query,
                      KvHeads heads, size_t begin, size_t end, float* scores,
                      float* states) {
-  switch (dtype) {
+  const auto attend = [&]<typename T>() {
+    AttendRows<T>(shape, elements.scale, queries, query, heads, begin, end,
+                  scores, states);
+  };
+  switch (elements.dtype) {
     case KvDType::kF32:
-      return AttendRows<float>(shape, queries, query, heads, begin, end, scores,
-                               states);
+      return attend.template operator()<float>();
     case KvDType::kF16:
-      return AttendRows<F16>(shape, queries, query, heads, begin, end, scores,
-                             states);
+      return attend.template operator()<F16>();
     case KvDType::kBF16:
-      return AttendRows<BF16>(shape, queries, query, heads, begin, end, scores,
-                              states);
+      return attend.template operator()<BF16>();
     case KvDType::kF8E4M3:
+      return attend.template operator()<F8E4M3>();
     case KvDType::kF8E5M2:
+      return attend.template operator()<F8E5M2>();
     case KvDType::kInt8:
-      return;  // HasAttention is false
+      return attend.template operator()<I8>();
   }
 }
 
@@ -113,9 +116,9 @@ size_t SpansOf(const AttentionQuery& query) {
 // A thread's own memory, and the work that it does with it.
 class Worker {
  public:
-  Worker(const AttentionShape& shape, KvDType dtype)
+  Worker(const AttentionShape& shape, KvElements elements)
       : shape_(shape),
-        dtype_(dtype),
+        elements_(elements),
         queries_(shape.kv_heads * shape.query_size()),
         scores_(shape.group * kTileRows) {}
 
@@ -131,13 +134,13 @@ class Worker {
               float* states) {
     const size_t first = span * kSpanRows;
     HWY_DYNAMIC_DISPATCH(AttendRowsEntry)
-    (shape_, dtype_, queries_.data(), query, heads, first,
+    (shape_, elements_, queries_.data(), query, heads, first,
      std::min(query.length, first + kSpanRows), scores_.data(), states);
   }
 
  private:
   const AttentionShape& shape_;
-  const KvDType dtype_;
+  const KvElements elements_;
   std::vector<float> queries_;
   std::vector<float> scores_;
 };
@@ -161,10 +164,10 @@ void WriteHeads(const AttentionShape& shape, KvHeads heads, float* states,
 }
 
 // A query is a task: its spans one after the other.
-void AttendQueries(std::span<const AttentionQuery> queries, KvDType dtype,
+void AttendQueries(std::span<const AttentionQuery> queries, KvElements elements,
                    const AttentionShape& shape) {
   const KvHeads heads = {0, shape.kv_heads};
-  Worker worker(shape, dtype);
+  Worker worker(shape, elements);
   std::vector<float> states(shape.kv_heads * shape.state_size());
   std::vector<float> next(states.size());
   for (const AttentionQuery& query : queries) {
@@ -180,7 +183,7 @@ void AttendQueries(std::span<const AttentionQuery> queries, KvDType dtype,
 
 // A span of a query is a task for each of `parts` runs of heads; the spans are
 // merged at the end.
-void AttendSpans(std::span<const AttentionQuery> queries, KvDType dtype,
+void AttendSpans(std::span<const AttentionQuery> queries, KvElements elements,
                  const AttentionShape& shape, size_t parts, ThreadPool* pool) {
   struct Task {
     const AttentionQuery* query;
@@ -203,7 +206,7 @@ void AttendSpans(std::span<const AttentionQuery> queries, KvDType dtype,
   }
   std::vector<float> states(state_floats);
   pool->ParallelFor(tasks.size(), 1, [&](size_t begin, size_t end) {
-    Worker worker(shape, dtype);
+    Worker worker(shape, elements);
     for (size_t i = begin; i < end; ++i) {
       worker.LoadHeads(*tasks[i].query, tasks[i].heads);
       worker.Attend(*tasks[i].query, tasks[i].heads, tasks[i].span,
@@ -221,7 +224,7 @@ void AttendSpans(std::span<const AttentionQuery> queries, KvDType dtype,
 
 }  // namespace
 
-void Attention(std::span<const AttentionQuery> queries, KvDType dtype,
+void Attention(std::span<const AttentionQuery> queries, KvElements elements,
                size_t heads, size_t kv_heads, size_t head_dim, float scale,
                ThreadPool* pool) {
   AttentionShape shape;
@@ -236,7 +239,7 @@ void Attention(std::span<const AttentionQuery> queries, KvDType dtype,
   const size_t enough = threads == 1 ? 1 : kTasksPerThread * threads;
   if (queries.size() >= enough) {
     pool->ParallelFor(queries.size(), 1, [&](size_t begin, size_t end) {
-      AttendQueries(queries.subspan(begin, end - begin), dtype, shape);
+      AttendQueries(queries.subspan(begin, end - begin), elements, shape);
     });
     return;
   }
@@ -245,7 +248,7 @@ void Attention(std::span<const AttentionQuery> queries, KvDType dtype,
   if (spans == 0) return;
   const size_t parts =
       std::clamp<size_t>((enough + spans - 1) / spans, 1, kv_heads);
-  AttendSpans(queries, dtype, shape, parts, pool);
+  AttendSpans(queries, elements, shape, parts, pool);
 }
 
 }  // namespace quire

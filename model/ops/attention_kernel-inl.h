@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <span>
 
@@ -46,6 +47,9 @@ struct Tile {
   size_t row_stride;
   std::span<const RowRun> runs;
   size_t rows;  // of all runs
+  // Of each row, and 1 up to kTileRows; null: none.
+  const float* key_scales;
+  const float* value_scales;
 };
 
 HWY_INLINE void PrefetchRow(const uint8_t* row, size_t bytes) {
@@ -162,6 +166,19 @@ void AddRunValues(const AttentionShape& shape, const Tile& tile,
   }
 }
 
+// scores[h, r] *= scales[r] of `heads` heads.
+inline void ScaleRows(const float* scales, size_t heads, float* scores) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  if (scales == nullptr) return;
+  for (size_t h = 0; h < heads; ++h) {
+    for (size_t r = 0; r < kTileRows; r += lanes) {
+      float* const at = scores + h * kTileRows + r;
+      hn::StoreU(hn::Mul(hn::LoadU(d, at), hn::LoadU(d, scales + r)), d, at);
+    }
+  }
+}
+
 // One tile for kH heads; `scores` and what else is of heads begins with theirs.
 template <typename T, int kH>
 void AddTileHeads(const AttentionShape& shape, const float* queries,
@@ -171,10 +188,12 @@ void AddTileHeads(const AttentionShape& shape, const float* queries,
     ScoreRows<T, kH>(shape, queries, tile, run, run_scores);
     run_scores += run.rows;
   }
+  ScaleRows(tile.key_scales, kH, scores);
   for (int h = 0; h < kH; ++h) {
     Weigh(shape, tile.rows, scores + h * kTileRows, state.largest + h,
           state.sum + h, state.weighted + h * shape.padded_dim);
   }
+  ScaleRows(tile.value_scales, kH, scores);
   run_scores = scores;
   for (const RowRun& run : tile.runs) {
     AddRunValues<T, kH>(shape, tile, run, run_scores, state.weighted);
@@ -198,12 +217,31 @@ void AddTile(const AttentionShape& shape, const float* queries,
   if (h < shape.group) add.template operator()<1>();
 }
 
+// The scales of a head in the rows of a tile, and 1 behind them.
+inline void LoadScales(KvScale type, const void* scales, size_t row_stride,
+                       std::span<const RowRun> runs, size_t head, float* to) {
+  float* at = to;
+  for (const RowRun& run : runs) {
+    const uint8_t* from = static_cast<const uint8_t*>(scales) + run.offset +
+                          head * (type == KvScale::kF16 ? 2 : 4);
+    for (size_t r = 0; r < run.rows; ++r, from += row_stride) {
+      if (type == KvScale::kF16) {
+        *at++ = LoadF16(from);
+      } else {
+        std::memcpy(at++, from, sizeof(float));
+      }
+    }
+  }
+  std::fill(at, to + kTileRows, 1.0f);
+}
+
 // Rows [begin, end) of a query for `heads`, from empty states. Of `queries` and
 // `states` there is one for each of `heads`.
 template <typename T>
-void AttendRows(const AttentionShape& shape, const float* queries,
-                const AttentionQuery& query, KvHeads heads, size_t begin,
-                size_t end, float* scores, float* states) {
+void AttendRows(const AttentionShape& shape, KvScale scale,
+                const float* queries, const AttentionQuery& query,
+                KvHeads heads, size_t begin, size_t end, float* scores,
+                float* states) {
   for (size_t h = 0; h < heads.end - heads.begin; ++h) {
     float* const memory = states + h * shape.state_size();
     std::fill_n(memory, shape.state_size(), 0.0f);
@@ -211,6 +249,9 @@ void AttendRows(const AttentionShape& shape, const float* queries,
                 -std::numeric_limits<float>::infinity());
   }
   RowRun runs[kTileRows];
+  float key_scales[kTileRows];
+  float value_scales[kTileRows];
+  const bool scaled = scale != KvScale::kNone;
   // Head by head within a tile: what is read of a row lies side by side.
   for (size_t row = begin; row < end; row += kTileRows) {
     const size_t rows = std::min(kTileRows, end - row);
@@ -219,12 +260,19 @@ void AttendRows(const AttentionShape& shape, const float* queries,
     for (size_t h = heads.begin; h < heads.end; ++h) {
       const size_t offset = h * shape.head_dim * sizeof(T);
       const size_t place = h - heads.begin;
-      AddTile<T>(shape, queries + place * shape.query_size(),
-                 {static_cast<const uint8_t*>(query.keys) + offset,
-                  static_cast<const uint8_t*>(query.values) + offset,
-                  query.row_stride, tile_runs, rows},
-                 scores,
-                 SoftmaxState(shape, states + place * shape.state_size()));
+      if (scaled) {
+        LoadScales(scale, query.key_scales, query.row_stride, tile_runs, h,
+                   key_scales);
+        LoadScales(scale, query.value_scales, query.row_stride, tile_runs, h,
+                   value_scales);
+      }
+      AddTile<T>(
+          shape, queries + place * shape.query_size(),
+          {static_cast<const uint8_t*>(query.keys) + offset,
+           static_cast<const uint8_t*>(query.values) + offset, query.row_stride,
+           tile_runs, rows, scaled ? key_scales : nullptr,
+           scaled ? value_scales : nullptr},
+          scores, SoftmaxState(shape, states + place * shape.state_size()));
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "model/ops/float_bits.h"
+#include "model/ops/kv_row_testing.h"
 #include "model/ops/ops_test_util.h"
 #include "quire/model/ops.h"
 
@@ -24,10 +25,14 @@ struct Shape {
 // One sequence: rows of [K | V] with a gap after each, as another layer's
 // part of the row would be.
 struct Sequence {
-  Sequence(const Shape& s, KvDType type, size_t rows, std::mt19937* random)
-      : shape(s), dtype(type), length(rows) {
+  Sequence(const Shape& s, KvElements e, size_t rows, std::mt19937* random)
+      : shape(s), elements(e), length(rows) {
     const size_t width = shape.kv_heads * shape.head_dim;
-    const size_t half = width * KvElementSize(dtype).value();
+    scale_offset = width * KvElementSize(elements.dtype).value();
+    const size_t scale_size = KvScaleSize(elements.scale).value();
+    if (scale_size > 0)
+      scale_offset = (scale_offset + scale_size - 1) / scale_size * scale_size;
+    const size_t half = scale_offset + shape.kv_heads * scale_size;
     stride = 3 * half;
     // The last row ends with its V.
     std::vector<uint8_t> bytes(rows * stride - half);
@@ -36,8 +41,15 @@ struct Sequence {
         const std::vector<float> exact = RandomNormal(width, random);
         uint8_t* const at =
             bytes.data() + r * stride + (part == &values ? half : 0);
-        StoreKvRow(exact.data(), width, dtype, at);
-        for (size_t i = 0; i < width; ++i) part->push_back(ReadBack(at, i));
+        if (KvElementSize(elements.dtype) == Bytes(1)) {
+          StoreScaledKvRow(exact.data(), shape.kv_heads, shape.head_dim,
+                           elements, at, at + scale_offset);
+        } else {
+          StoreKvRow(exact.data(), width, elements.dtype, at);
+        }
+        for (size_t i = 0; i < width; ++i)
+          part->push_back(
+              KvElementAt(elements, at, at + scale_offset, shape.head_dim, i));
       }
     }
     memory = std::make_unique<GuardedBuffer<uint8_t>>(bytes);
@@ -46,21 +58,16 @@ struct Sequence {
     value_offset = half;
   }
 
-  float ReadBack(const uint8_t* row, size_t i) const {
-    if (dtype == KvDType::kF32) {
-      float v;
-      std::memcpy(&v, row + 4 * i, 4);
-      return v;
-    }
-    uint16_t bits;
-    std::memcpy(&bits, row + 2 * i, 2);
-    return dtype == KvDType::kF16 ? F16ToF32(bits) : BF16ToF32(bits);
-  }
-
   AttentionQuery Query() {
     std::fill(output.begin(), output.end(), 1e9f);
-    return {query.data(), memory->data(), memory->data() + value_offset,
-            stride,       length,         output.data()};
+    return {.query = query.data(),
+            .keys = memory->data(),
+            .values = memory->data() + value_offset,
+            .row_stride = stride,
+            .length = length,
+            .output = output.data(),
+            .key_scales = memory->data() + scale_offset,
+            .value_scales = memory->data() + value_offset + scale_offset};
   }
 
   // The same rows in blocks of 2^shift rows, in any order, among blocks and
@@ -86,6 +93,8 @@ struct Sequence {
     AttentionQuery paged = Query();
     paged.keys = pool->data();
     paged.values = pool->data() + value_offset;
+    paged.key_scales = pool->data() + scale_offset;
+    paged.value_scales = pool->data() + value_offset + scale_offset;
     paged.blocks = table->data();
     paged.block_shift = shift;
     paged.block_stride = block_stride;
@@ -122,27 +131,49 @@ struct Sequence {
   }
 
   Shape shape;
-  KvDType dtype;
+  KvElements elements;
   size_t length;
   size_t stride = 0;
   size_t value_offset = 0;
+  size_t scale_offset = 0;  // from the elements that they scale
   std::vector<float> keys, values, query, output;
   std::unique_ptr<GuardedBuffer<uint8_t>> memory, pool;
   std::unique_ptr<GuardedBuffer<uint32_t>> table;
 };
 
+// What is read of 8 bits is exact as well, so that all have one tolerance.
+const KvElements kAllElements[] = {KvDType::kF32,
+                                   KvDType::kF16,
+                                   KvDType::kBF16,
+                                   KvDType::kF8E4M3,
+                                   KvDType::kF8E5M2,
+                                   {KvDType::kF8E4M3, KvScale::kF16},
+                                   {KvDType::kF8E5M2, KvScale::kF32},
+                                   {KvDType::kInt8, KvScale::kF16},
+                                   {KvDType::kInt8, KvScale::kF32}};
+
+bool IsOfEightBits(KvElements elements) {
+  return KvElementSize(elements.dtype) == Bytes(1);
+}
+
+std::string Name(KvElements elements) {
+  return std::string(KvDTypeName(elements.dtype)) + " scales of " +
+         std::to_string(KvScaleSize(elements.scale).value());
+}
+
 TEST(AttentionTest, MatchesTheDefinition) {
   std::mt19937 random(1);
-  for (const KvDType dtype : {KvDType::kF32, KvDType::kF16, KvDType::kBF16}) {
+  for (const KvElements dtype : kAllElements) {
     for (const Shape& shape :
          {Shape{1, 1, 1}, Shape{3, 1, 64}, Shape{4, 4, 16}, Shape{9, 3, 64},
           Shape{4, 2, 20}, Shape{2, 1, 80}, Shape{8, 2, 128}}) {
       for (const size_t length : {1, 2, 63, 64, 65, 200, 1024, 1025, 2500}) {
         if (length > 200 && shape.head_dim > 64) continue;
+        // How rows are divided does not depend on their elements.
+        if (IsOfEightBits(dtype) && length != 65 && length != 1025) continue;
         Sequence sequence(shape, dtype, length, &random);
-        SCOPED_TRACE(std::string(KvDTypeName(dtype)) + " heads " +
-                     std::to_string(shape.heads) + " head_dim " +
-                     std::to_string(shape.head_dim) + " rows " +
+        SCOPED_TRACE(Name(dtype) + " heads " + std::to_string(shape.heads) +
+                     " head_dim " + std::to_string(shape.head_dim) + " rows " +
                      std::to_string(length));
         const float scale =
             1.0f / std::sqrt(static_cast<float>(shape.head_dim));
@@ -199,10 +230,11 @@ TEST(AttentionTest, TheBatchAndTheThreadsChangeNoBit) {
 TEST(AttentionTest, RowsInBlocksGiveTheDefinitionAndTheBitsOfOneRun) {
   std::mt19937 random(5);
   ThreadPool threads(2);
-  for (const KvDType dtype : {KvDType::kF32, KvDType::kF16, KvDType::kBF16}) {
+  for (const KvElements dtype : kAllElements) {
     for (const Shape& shape :
          {Shape{1, 1, 1}, Shape{4, 2, 20}, Shape{9, 3, 64}, Shape{8, 2, 128}}) {
       for (const size_t length : {1, 16, 17, 64, 129, 1025}) {
+        if (IsOfEightBits(dtype) && length != 129) continue;
         Sequence sequence(shape, dtype, length, &random);
         const float scale =
             1.0f / std::sqrt(static_cast<float>(shape.head_dim));
@@ -215,10 +247,9 @@ TEST(AttentionTest, RowsInBlocksGiveTheDefinitionAndTheBitsOfOneRun) {
         };
         // From a row to more than a span; 6 is a tile.
         for (const uint32_t shift : {0, 1, 4, 5, 6, 7, 11}) {
-          SCOPED_TRACE(std::string(KvDTypeName(dtype)) + " heads " +
-                       std::to_string(shape.heads) + " head_dim " +
-                       std::to_string(shape.head_dim) + " rows " +
-                       std::to_string(length) + " block rows " +
+          SCOPED_TRACE(Name(dtype) + " heads " + std::to_string(shape.heads) +
+                       " head_dim " + std::to_string(shape.head_dim) +
+                       " rows " + std::to_string(length) + " block rows " +
                        std::to_string(1 << shift));
           const AttentionQuery query = sequence.PagedQuery(shift, &random);
           ForEachTarget([&] {

@@ -269,7 +269,7 @@ void Rope(const uint64_t* positions, const float* inverse_frequencies,
 }
 
 bool HasAttention(const KvLayerKind& kind) {
-  return KvElementSize(kind.dtype) > Bytes(1) &&
+  return (kind.dtype != KvDType::kInt8 || kind.scale != KvScale::kNone) &&
          kind.key_dim == kind.value_dim && kind.window == 0;
 }
 
@@ -289,7 +289,7 @@ void StoreKvRow(const float* values, size_t count, KvDType dtype, void* row) {
     case KvDType::kF8E4M3:
     case KvDType::kF8E5M2:
     case KvDType::kInt8:
-      return;  // HasAttention is false
+      return;  // StoreScaledKvRow's
   }
 }
 

@@ -1,5 +1,6 @@
-// Reads float32, float16 and bfloat16 as vectors of float32, and the vector tag
-// that all operations use. Included once per SIMD target.
+// Reads float32, float16, bfloat16 and elements of 8 bits as vectors of
+// float32, and the vector tag that all operations use. Included once per SIMD
+// target.
 
 #if defined(QUIRE_MODEL_OPS_SIMD_FLOAT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_MODEL_OPS_SIMD_FLOAT_INL_H_
@@ -15,6 +16,7 @@
 #include <cstring>
 
 #include "model/ops/float_bits.h"
+#include "model/ops/kv_codes.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quire::HWY_NAMESPACE {
@@ -59,6 +61,39 @@ HWY_INLINE VF LoadF32(DF d, const F16* from) {
       hn::IfThenElse(hn::Gt(rest, hn::Set(du, 0x7BFF)), special, finite);
   return hn::BitCast(d, hn::Or(sign, magnitude));
 #endif
+}
+
+// Reads the code's bits as a float whose exponent is too small by the
+// difference of the biases; the product is exact, for subnormal codes too.
+template <typename Format>
+HWY_INLINE VF DecodeF8(DF d, const uint8_t* from) {
+  const DU du;
+  const hn::Rebind<uint8_t, DF> d8;
+  const auto bits = hn::PromoteTo(du, hn::LoadU(d8, from));
+  const auto sign = hn::ShiftLeft<24>(hn::And(bits, hn::Set(du, 0x80)));
+  const auto rest = hn::And(bits, hn::Set(du, 0x7F));
+  const auto wide = hn::ShiftLeft<23 - Format::kMantissaBits>(rest);
+  constexpr uint32_t kFactor = (254u - Format::kBias) << 23;
+  const auto finite = hn::BitCast(
+      du, hn::Mul(hn::BitCast(d, wide), hn::BitCast(d, hn::Set(du, kFactor))));
+  // Infinity, where there is one, and NaN, whose mantissa is not 0.
+  const auto special = hn::Or(wide, hn::Set(du, 0x7F800000));
+  const auto magnitude = hn::IfThenElse(
+      hn::Gt(rest, hn::Set(du, uint32_t{Format::kLargest})), special, finite);
+  return hn::BitCast(d, hn::Or(sign, magnitude));
+}
+
+HWY_INLINE VF LoadF32(DF d, const F8E4M3* from) {
+  return DecodeF8<E4M3Format>(d, &from->bits);
+}
+
+HWY_INLINE VF LoadF32(DF d, const F8E5M2* from) {
+  return DecodeF8<E5M2Format>(d, &from->bits);
+}
+
+HWY_INLINE VF LoadF32(DF d, const I8* from) {
+  const hn::Rebind<int8_t, DF> d8;
+  return hn::ConvertTo(d, hn::PromoteTo(DI(), hn::LoadU(d8, &from->value)));
 }
 
 // The first `count` < Lanes(d) elements, then zeros; reads nothing past them.

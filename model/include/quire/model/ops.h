@@ -102,13 +102,26 @@ void Rope(const uint64_t* positions, const float* inverse_frequencies,
           size_t tokens, size_t heads, size_t head_dim, float* values,
           ThreadPool* pool);
 
-// Whether the two operations below have code for the rows of such a layer: K
-// and V of one size, of float elements without scales, and every token seen.
+// Elements of KV rows, and the factors that go with them.
+struct KvElements {
+  // NOLINTNEXTLINE: elements without factors are a type.
+  KvElements(KvDType d, KvScale s = KvScale::kNone) : dtype(d), scale(s) {}
+  KvDType dtype;
+  KvScale scale;
+};
+
+// Whether the operations below have code for the rows of such a layer: K and V
+// of one size, int8 elements with scales, and every token seen.
 bool HasAttention(const KvLayerKind& kind);
 
-// Writes [heads * head_dim] float32 values as one half (K or V) of a KV row.
-// REQUIRES: HasAttention of the layer.
+// Writes [heads * head_dim] float32 values as one half (K or V) of a KV row of
+// elements of 16 or 32 bits. REQUIRES: HasAttention of the layer.
 void StoreKvRow(const float* values, size_t count, KvDType dtype, void* row);
+// The same with elements of 8 bits, and the scale of each head at `scales`: the
+// largest magnitude of the head becomes the largest element. Without scales
+// what is larger than that becomes the largest element.
+void StoreScaledKvRow(const float* values, size_t heads, size_t head_dim,
+                      KvElements elements, void* row, void* scales);
 
 // One query token against the rows [0, length) of its sequence.
 struct AttentionQuery {
@@ -125,13 +138,17 @@ struct AttentionQuery {
   const uint32_t* blocks = nullptr;
   uint32_t block_shift = 0;
   size_t block_stride = 0;
+  // Of row 0, where elements have scales: those of the other rows are as far
+  // apart as the rows.
+  const void* key_scales = nullptr;
+  const void* value_scales = nullptr;
 };
 // Softmax attention with grouped queries: head h reads kv head
 // h / (heads / kv_heads). Online softmax (Milakov and Gimelshein 2018) over
 // tiles of rows of fixed size, so the result is independent of the batch, and
 // of how the rows are stored.
 // REQUIRES: HasAttention of the layer.
-void Attention(std::span<const AttentionQuery> queries, KvDType dtype,
+void Attention(std::span<const AttentionQuery> queries, KvElements elements,
                size_t heads, size_t kv_heads, size_t head_dim, float scale,
                ThreadPool* pool);
 

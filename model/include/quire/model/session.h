@@ -103,7 +103,7 @@ struct SessionOptions {
   // Pinned host memory for sequences that are preempted, with kContiguous; 0:
   // they are computed again.
   Bytes swap_space;
-  KvDType kv_dtype = KvDType::kF16;
+  KvDType kv_dtype = KvDType::kF16;  // of 8 bits: with scales
   uint32_t layers_per_row = 0;  // the KV layout's g; 0: all layers, least waste
   // Told at the end of a session of what decoder, cache and weights did not
   // give back, where there is anything; null: nobody.

@@ -70,6 +70,7 @@ struct KvShape {
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
   KvDType dtype = KvDType::kF16;
+  KvScale scale = KvScale::kNone;
 };
 
 inline constexpr uint32_t kMaxKvLayers = 4096;

@@ -43,6 +43,14 @@ struct KvLayerView {
     return DeviceAddress(values.value() +
                          Offset(token, value_stride, value_block_stride));
   }
+  DeviceAddress KeyScales(uint64_t token) const {
+    return DeviceAddress(key_scales.value() +
+                         Offset(token, row_stride, block_stride));
+  }
+  DeviceAddress ValueScales(uint64_t token) const {
+    return DeviceAddress(value_scales.value() +
+                         Offset(token, value_stride, value_block_stride));
+  }
 
  private:
   uint64_t Offset(uint64_t token, Bytes stride, Bytes of_block) const {
