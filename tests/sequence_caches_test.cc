@@ -228,6 +228,39 @@ TEST(SequenceCachesSwapTest, SwapChangesNoTokenAndSparesTheComputation) {
   }
 }
 
+// Who shares the device with others asks them, and goes on when they have made
+// room.
+TEST(SequenceCachesRoomTest, ARequestThatFindsNoMemoryHasOthersMakeRoom) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = Expected({prompts[7]}, 20);
+  const auto session = Open(OptionsOf({KvCacheKind::kContiguous, 16, 0}));
+  ASSERT_NE(session, nullptr);
+  DeviceMemory* const memory = session->runtime().memory();
+  const Bytes limit = memory->GetStatistics().limit;
+  ASSERT_TRUE(memory->SetLimit(memory->GetStatistics().in_use).ok());
+  Request request;
+  request.prompt = prompts[7];
+  request.max_new_tokens = 20;
+  Engine engine(&session->decoder(), &session->cache(), 4);
+  ASSERT_TRUE(engine.Add(request).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine.Step()));
+  int asked = 0;
+  engine.set_make_room([&](Bytes missing) {
+    ++asked;
+    EXPECT_GT(missing, Bytes(0));
+    return absl::ResourceExhaustedError("they keep it");
+  });
+  EXPECT_TRUE(absl::IsResourceExhausted(engine.Step()));
+  EXPECT_EQ(asked, 1);
+  engine.set_make_room([&](Bytes) { return memory->SetLimit(limit); });
+  const absl::Status status = engine.RunToCompletion();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(engine.completions()[0].tokens, expected[0]);
+  // It has the device to itself.
+  EXPECT_EQ(session->MakeRoom(MiB(1)).code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
 TEST(SequenceCachesOptionsTest, BadOnesAreErrors) {
   SessionOptions options = OptionsOf({KvCacheKind::kPaged, 12, 0});
   EXPECT_EQ(Session::Open(ModelFolder(), options).status().code(),

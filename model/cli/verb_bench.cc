@@ -37,6 +37,8 @@ absl::StatusOr<EngineStatistics> Run(const BenchOptions& options, uint32_t run,
                                      Session* session) {
   Engine engine(&session->decoder(), &session->cache(),
                 options.session.max_sequences);
+  engine.set_make_room(
+      [&](Bytes missing) { return session->MakeRoom(missing); });
   const uint32_t vocab = session->config().vocab_size;
   for (uint32_t s = 0; s < options.sequences; ++s) {
     Request request;

@@ -202,6 +202,8 @@ absl::Status Generate(GenerateOptions options) {
     outputs.emplace_back(text, options.stop);
   Engine engine(&session->decoder(), &session->cache(),
                 options.session.max_sequences, &session->adapters());
+  engine.set_make_room(
+      [&](Bytes missing) { return session->MakeRoom(missing); });
   for (size_t i = 0; i < prompts.size(); ++i) {
     Request request;
     request.prompt = prompts[i].tokens;

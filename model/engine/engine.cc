@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "quire/alloc/status_macros.h"
+#include "quire/alloc/verdict.h"
 
 namespace quire {
 namespace {
@@ -172,8 +173,19 @@ FinishReason Engine::Append(Sequence* sequence, TokenId token) {
                                                  : FinishReason::kNone;
 }
 
+// Twice: others may have taken what was made.
+absl::StatusOr<std::span<const ScheduledTokens>> Engine::Schedule() {
+  auto step = scheduler_->Schedule();
+  for (int round = 0; round < 2 && make_room_ != nullptr; ++round) {
+    const auto shortage = OutOfMemoryVerdict::FromStatus(step.status());
+    if (!shortage || !make_room_(shortage->requested).ok()) break;
+    step = scheduler_->Schedule();
+  }
+  return step;
+}
+
 absl::Status Engine::Step() {
-  QUIRE_ASSIGN_OR_RETURN(const auto scheduled_step, scheduler_->Schedule());
+  QUIRE_ASSIGN_OR_RETURN(const auto scheduled_step, Schedule());
   if (scheduled_step.empty()) return absl::OkStatus();
   const std::vector<ScheduledTokens> step = GroupByAdapter(scheduled_step);
   uint64_t prompt_tokens = 0;

@@ -211,6 +211,13 @@ Session::~Session() {
   if (shared_ != nullptr) runtime_->memory()->Trim();
 }
 
+absl::Status Session::MakeRoom(Bytes missing) {
+  if (shared_ == nullptr)
+    return absl::FailedPreconditionError(
+        "no other process shares the device's memory");
+  return shared_->EnsureRoom(missing);
+}
+
 absl::Status Session::ComputeLogits(
     std::span<const TokenId> tokens,
     const std::function<absl::Status(std::span<const float> rows)>& sink,

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/runtime.h"
 #include "quire/alloc/units.h"
@@ -26,6 +27,9 @@ class SharedDevice {
   static absl::StatusOr<std::unique_ptr<SharedDevice>> Join(
       Runtime* runtime, const SharingOptions& options, const std::string& name,
       Bytes weights, Bytes longest);
+  // Claims room for so much more, and waits for others to give it back:
+  // kResourceExhausted where they do not.
+  absl::Status EnsureRoom(Bytes room) { return balloon_->EnsureRoom(room); }
   // REQUIRES: what was claimed has gone back to the driver.
   ~SharedDevice() = default;
 

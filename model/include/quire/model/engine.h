@@ -15,10 +15,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quire/alloc/units.h"
 #include "quire/model/adapters.h"
 #include "quire/model/decoder.h"
 #include "quire/model/sampler.h"
@@ -68,6 +70,13 @@ class Engine {
   // Sequences still running give their pages back.
   ~Engine();
 
+  // Asked, with what is missing, where the oldest request lacks memory that no
+  // other one holds; OK: there may be more now, and it is tried again. Null:
+  // nobody is asked.
+  void set_make_room(std::function<absl::Status(Bytes missing)> make_room) {
+    make_room_ = std::move(make_room);
+  }
+
   // The index of the request in completions(). kInvalidArgument for an empty
   // prompt, a token outside the vocabulary, or more tokens than a sequence may
   // have; kNotFound for an adapter that is not resident.
@@ -87,6 +96,7 @@ class Engine {
   // Sequences with the same adapter side by side.
   std::vector<ScheduledTokens> GroupByAdapter(
       std::span<const ScheduledTokens> step) const;
+  absl::StatusOr<std::span<const ScheduledTokens>> Schedule();
   // The batch of a step, and after it the next token of each item that has
   // logits.
   std::vector<BatchItem> MakeBatch(std::span<const ScheduledTokens> step) const;
@@ -102,6 +112,7 @@ class Engine {
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<Completion> completions_;
   EngineStatistics statistics_;
+  std::function<absl::Status(Bytes)> make_room_;
 };
 
 }  // namespace quire

@@ -139,6 +139,10 @@ class Session {
   const AdapterSet& adapters() const { return *adapters_; }
   ThreadPool& pool() { return *pool_; }
 
+  // Where the device is shared: has other processes make room, for
+  // Engine::set_make_room. kFailedPrecondition where it is not.
+  absl::Status MakeRoom(Bytes missing);
+
   // Logits of every token of `tokens`, [tokens, vocab_size], in chunks:
   // `sink` is called with the rows of each chunk, in order. The sequence is a
   // new one and is released at the end.
