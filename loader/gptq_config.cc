@@ -13,15 +13,6 @@
 namespace quire {
 namespace {
 
-// Both the files of AutoGPTQ and the field in config.json hold the same object.
-std::string WhereOf(const Checkpoint& checkpoint) {
-  const std::string& path = checkpoint.quantization_config_path();
-  const bool embedded = path.ends_with("config.json") &&
-                        !path.ends_with("quantize_config.json") &&
-                        !path.ends_with("quant_config.json");
-  return absl::StrCat(Printable(path), embedded ? ": quantization_config" : "");
-}
-
 // `get` of the one of `aliases` that is there, or `otherwise`.
 template <typename T, typename Get>
 absl::StatusOr<T> GetAliasOr(const JsonFields& fields,
@@ -37,8 +28,10 @@ absl::StatusOr<bool> GetBool(const JsonFields& fields, std::string_view field) {
   return fields.GetBool(field);
 }
 
-absl::StatusOr<GptqSettings> ParseDefaults(const JsonFields& fields) {
+absl::StatusOr<GptqSettings> ParseDefaults(const JsonFields& fields, bool awq) {
   GptqSettings settings;
+  // AWQ has zero points unless it says that it has none.
+  settings.sym = !awq;
   QUIRE_ASSIGN_OR_RETURN(settings.bits,
                          GetAliasOr(fields, {"bits", "wbits", "w_bit"},
                                     settings.bits, GetGptqBits));
@@ -56,6 +49,11 @@ absl::StatusOr<GptqSettings> ParseDefaults(const JsonFields& fields) {
                            fields.GetBoolOr("zero_point", !settings.sym));
     settings.sym = !asymmetric;
   }
+  if (awq && settings.bits != 4)
+    return absl::InvalidArgumentError(
+        absl::StrCat(fields.where(), ": ", settings.bits,
+                     " bits; AWQ is read at 4 bits, the only width that its "
+                     "GEMM layout has"));
   return settings;
 }
 
@@ -68,17 +66,28 @@ absl::StatusOr<GptqConfig> GptqConfig::Parse(const Checkpoint& checkpoint) {
         ": the weights are quantised, but neither quantize_config.json nor "
         "quant_config.json nor config.json's quantization_config says how"));
   GptqConfig config;
-  config.where_ = WhereOf(checkpoint);
+  config.where_ = QuantizationConfigName(checkpoint);
   const JsonFields fields(checkpoint.quantization_config(), config.where_);
-  QUIRE_RETURN_IF_ERROR(CheckFormatIsGptq(fields));
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::string layout,
-      GetAliasOr(fields, {"checkpoint_format", "format"}, std::string("gptq"),
-                 [](const JsonFields& f, std::string_view field) {
-                   return f.GetString(field);
-                 }));
-  config.zeros_are_v2_ = layout == "gptq_v2";
-  QUIRE_ASSIGN_OR_RETURN(config.defaults_, ParseDefaults(fields));
+  QUIRE_ASSIGN_OR_RETURN(const QuantizationMethod method,
+                         FindQuantizationMethod(fields));
+  const bool awq = method == QuantizationMethod::kAwq;
+  if (!awq && method != QuantizationMethod::kGptq)
+    return absl::InvalidArgumentError(
+        absl::StrCat(config.where_, ": is for ", QuantizationMethodName(method),
+                     ", not for GPTQ"));
+  if (awq) {
+    config.packing_ = GptqPacking::kAwq;
+    config.zeros_are_v2_ = true;
+  } else {
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::string layout,
+        GetAliasOr(fields, {"checkpoint_format", "format"}, std::string("gptq"),
+                   [](const JsonFields& f, std::string_view field) {
+                     return f.GetString(field);
+                   }));
+    config.zeros_are_v2_ = layout == "gptq_v2";
+  }
+  QUIRE_ASSIGN_OR_RETURN(config.defaults_, ParseDefaults(fields, awq));
 
   QUIRE_ASSIGN_OR_RETURN(auto per_module, OneCompSettings::Parse(fields));
   config.per_module_ =

@@ -113,20 +113,19 @@ TEST_F(GptqConfigTest, RefusesWrongValues) {
 
 TEST_F(GptqConfigTest, RefusesOtherFormatsByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
-      {R"({"quant_method":"awq"})", "AWQ"},
-      {R"({"quant_method":"AWQ"})", "AWQ"},
-      {R"({"w_bit":4,"q_group_size":128,"zero_point":true,"version":"GEMM"})",
-       "AWQ"},
-      {R"({"quant_method":"fp8"})", "FP8"},
-      {R"({"quant_method":"compressed-tensors"})", "compressed-tensors"},
+      {R"({"quant_method":"awq","version":"gemv"})", "along the inputs"},
+      {R"({"quant_method":"awq","version":"marlin"})", "Marlin"},
+      {R"({"quant_method":"awq","version":"x"})", "not a known AWQ format"},
+      {R"({"quant_method":"awq","bits":8})", "8 bits; AWQ is read at 4 bits"},
+      {R"({"quant_method":"gptq","format":"gemm"})", "AWQ"},
+      {R"({"quant_method":"fp8"})", "is for fp8, not for GPTQ"},
       {R"({"quant_method":"bitsandbytes"})", "bitsandbytes"},
       {R"({"load_in_4bit":true})", "bitsandbytes"},
-      {R"({"quant_method":"mxfp4"})", "MXFP4"},
       {R"({"quant_method":"dbf"})", "double binary"},
       {R"({"quant_method":"onebit"})", "OneBit"},
       {R"({"quant_method":"mdbf"})", "multi-level"},
       {R"({"quant_method":"intel/auto-round"})", "auto_gptq"},
-      {R"({"quant_method":"made-up"})", "not a known GPTQ format"},
+      {R"({"quant_method":"made-up"})", "not a known quantisation format"},
       {R"({"quant_method":"gptq","checkpoint_format":"gptq_p"})", "planar"},
       {R"({"quant_method":"gptq","format":"marlin"})", "Marlin"},
       {R"({"is_marlin_format":true})", "Marlin"},
@@ -136,6 +135,23 @@ TEST_F(GptqConfigTest, RefusesOtherFormatsByName) {
       {R"({"quant_method":"mixed_gptq"})", "\"checkpoint_format\" is missing"},
   };
   for (const auto& [json, part] : cases) ExpectRefused(json, part);
+}
+
+TEST_F(GptqConfigTest, ReadsAwq) {
+  for (
+      const char* json :
+      {R"({"quant_method":"awq","bits":4,"group_size":128,"zero_point":true,
+            "version":"gemm"})",
+       R"({"quant_method":"AWQ","group_size":128,"format":"gemm"})",
+       R"({"w_bit":4,"q_group_size":128,"zero_point":true,"version":"GEMM"})"}) {
+    const GptqConfig config = Parsed(json);
+    EXPECT_EQ(config.packing(), GptqPacking::kAwq) << json;
+    EXPECT_TRUE(config.zeros_are_v2());
+    EXPECT_EQ(config.defaults().bits, 4);
+    EXPECT_EQ(config.defaults().group_size, 128);
+    EXPECT_FALSE(config.defaults().sym);
+  }
+  EXPECT_EQ(Parsed("{}").packing(), GptqPacking::kGptq);
 }
 
 TEST_F(GptqConfigTest, DynamicOverridesTakeTheFirstMatchInTheOrderOfTheFile) {

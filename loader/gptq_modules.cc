@@ -11,14 +11,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "loader/tensor_errors.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/gptq.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
 
+constexpr uint64_t kAwqColumns = 8;  // of a word of AWQ
 constexpr std::string_view kQweightSuffix = ".qweight";
 constexpr uint64_t kWordBits = 32;
 constexpr int64_t kUsualGroupSize = 128;
@@ -39,11 +39,6 @@ uint64_t GroupsFor(uint64_t in_features, int64_t group_size) {
   return CeilDivide(in_features, static_cast<uint64_t>(group_size));
 }
 
-std::string ShapeOf(const TensorInfo& tensor) {
-  return absl::StrCat(DTypeName(tensor.dtype), " [",
-                      absl::StrJoin(tensor.shape, ", "), "]");
-}
-
 // Checks one module, tensor by tensor.
 class ModuleChecker {
  public:
@@ -53,18 +48,20 @@ class ModuleChecker {
 
   absl::Status Check() {
     QUIRE_RETURN_IF_ERROR(FindTensors());
-    QUIRE_RETURN_IF_ERROR(FindSizes());
-    QUIRE_RETURN_IF_ERROR(CheckQweight());
+    if (module_.packing == GptqPacking::kAwq) {
+      QUIRE_RETURN_IF_ERROR(FindAwqSizes());
+    } else {
+      QUIRE_RETURN_IF_ERROR(FindSizes());
+      QUIRE_RETURN_IF_ERROR(CheckQweight());
+    }
     QUIRE_RETURN_IF_ERROR(CheckGroups());
-    return CheckBias();
+    return CheckBiasTensor(checkpoint_, module_.bias, module_.out_features);
   }
 
  private:
   absl::Status Error(const TensorInfo& tensor,
                      const std::string& problem) const {
-    return absl::InvalidArgumentError(absl::StrCat(
-        Printable(checkpoint_.files()[tensor.file].path), ": tensor ",
-        Quoted(tensor.name), " is ", ShapeOf(tensor), ": ", problem));
+    return TensorError(checkpoint_, tensor, problem);
   }
 
   const TensorInfo* FindPart(const char* part) const {
@@ -72,11 +69,8 @@ class ModuleChecker {
   }
 
   absl::StatusOr<const TensorInfo*> RequirePart(const char* part) const {
-    if (const TensorInfo* tensor = FindPart(part)) return tensor;
-    return absl::NotFoundError(absl::StrCat(
-        Printable(checkpoint_.files()[module_.qweight->file].path), ": tensor ",
-        Quoted(absl::StrCat(module_.name, ".", part)),
-        " is missing; it belongs to ", Quoted(module_.qweight->name)));
+    return RequireTensor(checkpoint_, absl::StrCat(module_.name, ".", part),
+                         *module_.qweight);
   }
 
   absl::Status FindTensors() {
@@ -95,18 +89,13 @@ class ModuleChecker {
     for (const TensorInfo* matrix : {&qweight, module_.qzeros, module_.scales})
       if (matrix->shape.size() != 2 || matrix->elements() == 0)
         return Error(*matrix, "two dimensions are needed, none of them zero");
-    if (!IsFloat(module_.scales->dtype))
+    if (!IsFloatType(module_.scales->dtype))
       return Error(*module_.scales, "scales are F16, BF16 or F32");
     if (module_.g_idx != nullptr &&
         (module_.g_idx->dtype != DType::kI32 ||
          module_.g_idx->shape.size() != 1 || module_.g_idx->elements() == 0))
       return Error(*module_.g_idx, "g_idx is I32, with one value per input");
     return absl::OkStatus();
-  }
-
-  static bool IsFloat(DType dtype) {
-    return dtype == DType::kF16 || dtype == DType::kBF16 ||
-           dtype == DType::kF32;
   }
 
   // K and N, from the tensors that state them most directly.
@@ -120,8 +109,8 @@ class ModuleChecker {
       return Error(qweight, absl::StrCat("the scales have ",
                                          module_.out_features, " columns",
                                          awq ? "; it looks packed along the "
-                                               "outputs, as AWQ does, which is "
-                                               "not supported here"
+                                               "outputs, as AWQ does, but the "
+                                               "configuration says GPTQ"
                                              : ""));
     }
     if (module_.g_idx != nullptr) {
@@ -138,8 +127,39 @@ class ModuleChecker {
     return absl::OkStatus();
   }
 
+  // The same where words lie along the outputs.
+  absl::Status FindAwqSizes() {
+    const TensorInfo& qweight = *module_.qweight;
+    module_.in_features = qweight.shape[0];
+    module_.out_features = module_.scales->shape[1];
+    if (module_.g_idx != nullptr)
+      return Error(*module_.g_idx, "AWQ has no order of activations");
+    if (module_.out_features % kAwqColumns != 0)
+      return Error(*module_.scales, absl::StrCat("AWQ packs ", kAwqColumns,
+                                                 " columns into a word, so "
+                                                 "their number is a multiple"));
+    if (qweight.shape[1] != module_.out_features / kAwqColumns) {
+      const bool gptq = qweight.shape[1] == module_.out_features;
+      return Error(
+          qweight,
+          absl::StrCat(module_.out_features, " outputs (the scales' columns) ",
+                       "need ", module_.out_features / kAwqColumns, " columns",
+                       gptq ? "; it looks packed along the inputs, as GPTQ "
+                              "does, but the configuration says AWQ"
+                            : ""));
+    }
+    // Eight rows become one row of words (see RepackAwqCodes).
+    if (module_.in_features % kAwqColumns != 0)
+      return Error(qweight,
+                   absl::StrCat(module_.in_features,
+                                " inputs are no multiple of ", kAwqColumns));
+    return absl::OkStatus();
+  }
+
   // "64 inputs (the length of g_idx)".
   std::string Inputs() const {
+    if (module_.packing == GptqPacking::kAwq)
+      return absl::StrCat(module_.in_features, " inputs (the rows of qweight)");
     return absl::StrCat(module_.in_features, " inputs (",
                         module_.g_idx != nullptr
                             ? std::string("the length of g_idx")
@@ -199,16 +219,6 @@ class ModuleChecker {
         CeilDivide(module_.in_features, module_.groups));
   }
 
-  absl::Status CheckBias() const {
-    if (module_.bias == nullptr) return absl::OkStatus();
-    const TensorInfo& bias = *module_.bias;
-    if (!IsFloat(bias.dtype)) return Error(bias, "a bias is F16, BF16 or F32");
-    if (bias.shape.size() != 1 || bias.shape[0] != module_.out_features)
-      return Error(bias, absl::StrCat("the module has ", module_.out_features,
-                                      " outputs"));
-    return absl::OkStatus();
-  }
-
   const Checkpoint& checkpoint_;
   const GptqConfig& config_;
   GptqModule& module_;
@@ -224,6 +234,7 @@ absl::StatusOr<std::vector<GptqModule>> FindGptqModules(
     GptqModule module;
     module.name =
         tensor.name.substr(0, tensor.name.size() - kQweightSuffix.size());
+    module.packing = config.packing();
     module.qweight = &tensor;
     QUIRE_ASSIGN_OR_RETURN(const auto settings, config.ForModule(module.name));
     // The tensors decide: a module that the configuration excludes, and that is

@@ -1,17 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <map>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "loader/checkpoint_test_util.h"
 #include "loader/gptq_test_util.h"
+#include "loader/tensors_test_util.h"
 #include "quire/loader/gptq.h"
 
 namespace quire {
@@ -21,45 +17,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-struct Tensor {
-  std::string dtype;
-  std::vector<uint64_t> shape;
-  std::string bytes;  // empty: zeros
-};
-using Tensors = std::map<std::string, Tensor>;
-
-std::string FileOf(const Tensors& tensors) {
-  std::string header = "{";
-  std::string data;
-  for (const auto& [name, tensor] : tensors) {
-    std::string bytes = tensor.bytes;
-    if (bytes.empty()) {
-      const auto elements =
-          std::accumulate(tensor.shape.begin(), tensor.shape.end(), uint64_t{1},
-                          std::multiplies<>());
-      bytes.resize(elements * (tensor.dtype == "I32"   ? 4
-                               : tensor.dtype == "F32" ? 4
-                               : tensor.dtype == "I64" ? 8
-                               : tensor.dtype == "U8"  ? 1
-                                                       : 2));
-    }
-    absl::StrAppend(
-        &header, header.size() == 1 ? "" : ",",
-        Entry(name, tensor.dtype,
-              absl::StrCat("[", absl::StrJoin(tensor.shape, ","), "]"),
-              Offsets(data.size(), data.size() + bytes.size())));
-    data += bytes;
-  }
-  header += "}";
-  return LittleEndian<uint64_t>(header.size()) + header + data;
-}
-
-std::string Words(const std::vector<int32_t>& values) {
-  std::string bytes;
-  for (const int32_t value : values) bytes += LittleEndian(value);
-  return bytes;
-}
 
 class GptqModulesTest : public testing::Test {
  protected:
@@ -72,7 +29,7 @@ class GptqModulesTest : public testing::Test {
     return {{"m.qweight", {"I32", {8, 24}, ""}},
             {"m.qzeros", {"I32", {2, 3}, ""}},
             {"m.scales", {"F16", {2, 24}, ""}},
-            {"m.g_idx", {"I32", {64}, Words(groups)}}};
+            {"m.g_idx", {"I32", {64}, BytesOfAll(groups)}}};
   }
 
   absl::StatusOr<std::vector<GptqModule>> Find(
@@ -222,7 +179,9 @@ TEST_F(GptqModulesTest, WrongShapesAndTypesAreNamed) {
       {"m.qweight", {"I32", {16, 24}, ""}, "it would fit 8 bits"},
       {"m.qweight", {"I32", {64, 24}, ""}, "unpacked codes"},
       {"m.qweight", {"I32", {8, 23}, ""}, "the scales have 24 columns"},
-      {"m.qweight", {"I32", {64, 3}, ""}, "as AWQ does"},
+      {"m.qweight",
+       {"I32", {64, 3}, ""},
+       "as AWQ does, but the configuration says GPTQ"},
       {"m.qweight", {"I32", {192}, ""}, "two dimensions"},
       {"m.qweight", {"I32", {8, 24, 1}, ""}, "two dimensions"},
       {"m.qweight", {"I32", {0, 24}, ""}, "none of them zero"},
@@ -263,6 +222,61 @@ TEST_F(GptqModulesTest, AConfigurationThatDisagreesWithTheShapesIsNamed) {
                 R"({"bits":4,"group_size":-1})");
 }
 
+// ---- AWQ --------------------------------------------------------------------
+
+constexpr char kAwqConfig[] =
+    R"({"quant_method":"awq","version":"GEMM","w_bit":4,"q_group_size":32})";
+
+// K = 64, N = 24, g = 32, packed along the outputs.
+Tensors GoodAwq() {
+  return {{"m.qweight", {"I32", {64, 3}, ""}},
+          {"m.qzeros", {"I32", {2, 3}, ""}},
+          {"m.scales", {"F16", {2, 24}, ""}}};
+}
+
+TEST_F(GptqModulesTest, FindsAnAwqModuleAndItsSizes) {
+  const GptqModule module = FindOne(GoodAwq(), kAwqConfig);
+  EXPECT_EQ(module.packing, GptqPacking::kAwq);
+  EXPECT_EQ(module.in_features, 64u);
+  EXPECT_EQ(module.out_features, 24u);
+  EXPECT_EQ(module.groups, 2u);
+  EXPECT_EQ(module.settings.group_size, 32);
+  EXPECT_FALSE(module.settings.sym);
+}
+
+TEST_F(GptqModulesTest, WrongAwqTensorsAreNamed) {
+  struct Case {
+    const char* tensor;
+    Tensor changed;
+    const char* part;
+  };
+  const std::vector<Case> cases = {
+      {"m.qweight", {"I32", {8, 24}, ""}, "as GPTQ does"},
+      {"m.qweight", {"I32", {64, 4}, ""}, "24 outputs (the scales' columns)"},
+      {"m.qweight", {"I32", {60, 3}, ""}, "60 inputs are no multiple of 8"},
+      {"m.qweight", {"I16", {64, 3}, ""}, "packed codes are I32"},
+      {"m.qzeros", {"I32", {3, 3}, ""}, "the scales have 2 rows"},
+      {"m.qzeros", {"I32", {2, 24}, ""}, "need 3 columns"},
+      {"m.scales",
+       {"F16", {3, 24}, ""},
+       "64 inputs (the rows of qweight) with group_size = 32"},
+      {"m.scales", {"F16", {2, 20}, ""}, "8 columns into a word"},
+      {"m.g_idx", {"I32", {64}, ""}, "no order of activations"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.part);
+    Tensors tensors = GoodAwq();
+    tensors[c.tensor] = c.changed;
+    ExpectRefused(tensors, c.tensor, c.part, kAwqConfig);
+  }
+  for (const char* name : {"m.qzeros", "m.scales"}) {
+    Tensors tensors = GoodAwq();
+    tensors.erase(name);
+    ExpectRefused(tensors, name, "is missing; it belongs to \"m.qweight\"",
+                  kAwqConfig);
+  }
+}
+
 // ---- g_idx ------------------------------------------------------------------
 
 TEST_F(GptqModulesTest, WithoutGIdxRowsAreInOrder) {
@@ -278,7 +292,7 @@ TEST_F(GptqModulesTest, APermutedGIdxIsReturnedAsItIs) {
   Tensors tensors = Good();
   std::vector<int32_t> stored(64);
   for (int row = 0; row < 64; ++row) stored[row] = row * 7 % 64 / 32;
-  tensors["m.g_idx"].bytes = Words(stored);
+  tensors["m.g_idx"].bytes = BytesOfAll(stored);
   const GptqModule module = FindOne(tensors);
   std::vector<std::string> warnings;
   const auto groups = ReadGroupIndex(*checkpoint_, module, &warnings);
@@ -314,7 +328,7 @@ TEST_F(GptqModulesTest, GroupsOutsideTheModuleAreNamed) {
     Tensors tensors = Good();
     std::vector<int32_t> stored(64, 1);
     stored[5] = wrong;
-    tensors["m.g_idx"].bytes = Words(stored);
+    tensors["m.g_idx"].bytes = BytesOfAll(stored);
     const GptqModule module = FindOne(tensors);
     EXPECT_THAT(
         std::string(ReadGroupIndex(*checkpoint_, module).status().message()),
@@ -328,7 +342,7 @@ TEST_F(GptqModulesTest, UnequalGroupsAreAWarning) {
   Tensors tensors = Good();
   std::vector<int32_t> stored(64, 1);
   stored[0] = 0;
-  tensors["m.g_idx"].bytes = Words(stored);
+  tensors["m.g_idx"].bytes = BytesOfAll(stored);
   const GptqModule module = FindOne(tensors);
   std::vector<std::string> warnings;
   EXPECT_TRUE(ReadGroupIndex(*checkpoint_, module, &warnings).ok());

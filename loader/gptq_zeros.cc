@@ -51,4 +51,22 @@ ZeroConvention DetectZeroConvention(const uint32_t* words, uint64_t groups,
   return ZeroConvention::kNeither;
 }
 
+uint64_t CountWrappedZeros(const uint32_t* words, uint64_t groups,
+                           uint64_t out_features, int bits) {
+  const auto width = static_cast<uint64_t>(bits);
+  const uint64_t row_words = (out_features * width + kWordBits - 1) / kWordBits;
+  const uint64_t mask = (uint64_t{1} << bits) - 1;
+  uint64_t count = 0;
+  for (uint64_t group = 0; group < groups; ++group) {
+    const uint32_t* const row = words + group * row_words;
+    for (uint64_t column = 0; column < out_features; ++column) {
+      const uint64_t word = column * width / kWordBits;
+      uint64_t field = row[word];
+      if (word + 1 < row_words) field |= uint64_t{row[word + 1]} << kWordBits;
+      if ((field >> (column * width % kWordBits) & mask) == mask) ++count;
+    }
+  }
+  return count;
+}
+
 }  // namespace quire

@@ -73,5 +73,27 @@ TEST(GptqZerosTest, NothingIsNeither) {
   EXPECT_EQ(Detect({}, 1, 0, 4), ZeroConvention::kNeither);
 }
 
+// Of every width, whether fields straddle words or not.
+TEST(GptqZerosTest, WrappedZerosAreCounted) {
+  std::mt19937 random(1);
+  for (const int bits : {2, 3, 4, 8}) {
+    for (const uint64_t columns : {1, 11, 32, 75}) {
+      std::vector<uint32_t> words;
+      uint64_t wrapped = 0;
+      for (int group = 0; group < 3; ++group) {
+        std::vector<uint32_t> row(columns);
+        for (uint32_t& code : row) {
+          code = random() % (1u << bits);
+          if (code == (1u << bits) - 1) ++wrapped;
+        }
+        const std::vector<uint32_t> packed = PackBits(row, bits);
+        words.insert(words.end(), packed.begin(), packed.end());
+      }
+      EXPECT_EQ(CountWrappedZeros(words.data(), 3, columns, bits), wrapped)
+          << bits << " " << columns;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace quire

@@ -25,15 +25,26 @@ constexpr char kUsePlain[] =
 constexpr char kSaveAsGptq[] =
     "save it again from GPTQModel with format \"gptq\" or \"gptq_v2\"";
 
-// quant_method.
+// quant_method, of those that are read.
+struct Method {
+  const char* name;  // in lower case
+  QuantizationMethod method;
+};
+constexpr Method kSupported[] = {
+    {"gptq", QuantizationMethod::kGptq},
+    {"mixed_gptq", QuantizationMethod::kGptq},
+    {"awq", QuantizationMethod::kAwq},
+    {"fp8", QuantizationMethod::kFp8},
+    {"fbgemm_fp8", QuantizationMethod::kFp8},
+    {"compressed-tensors", QuantizationMethod::kCompressedTensors},
+    {"compressed_tensors", QuantizationMethod::kCompressedTensors},
+    {"mxfp4", QuantizationMethod::kMxfp4},
+};
+
+// quant_method, of the others.
 constexpr Format kMethods[] = {
-    {"awq", "AWQ", kUseGptq},
-    {"fp8", "block-wise FP8", kUsePlain},
-    {"fbgemm_fp8", "FBGEMM's FP8", kUsePlain},
     {"modelopt", "NVIDIA ModelOpt", kUsePlain},
-    {"compressed-tensors", "compressed-tensors", kUseGptq},
     {"bitsandbytes", "bitsandbytes", kUsePlain},
-    {"mxfp4", "MXFP4", kUsePlain},
     {"dbf", "OneComp's double binary factorisation", kUseGptq},
     {"mdbf", "OneComp's multi-level binary factorisation", kUseGptq},
     {"onebit", "OneComp's OneBit", kUseGptq},
@@ -60,69 +71,115 @@ constexpr Format kMethods[] = {
     {"vptq", "VPTQ", kUseGptq},
 };
 
-// checkpoint_format.
+// checkpoint_format, of those that are read.
+constexpr std::string_view kGptqLayouts[] = {"gptq", "gptq_v2"};
+
+// checkpoint_format, of the others.
 constexpr Format kLayouts[] = {
     {"gptq_p", "GPTQModel's planar packing", kSaveAsGptq},
     {"marlin", "Marlin's packing", kSaveAsGptq},
     {"bitblas", "BitBLAS's packing", kSaveAsGptq},
     {"qqq", "QQQ's packing", kSaveAsGptq},
-    {"gemm", "AWQ's packing", kUseGptq},
-    {"gemv", "AWQ's packing", kUseGptq},
-    {"gemv_fast", "AWQ's packing", kUseGptq},
-    {"llm-awq", "AWQ's packing", kUseGptq},
+    {"gemm", "AWQ's packing", "it belongs to quant_method \"awq\""},
+};
+
+// AWQ's `version`, beside "gemm".
+constexpr char kSaveAsGemm[] = "save it again from AutoAWQ as \"gemm\"";
+constexpr Format kAwqLayouts[] = {
+    {"gemv", "AWQ's packing along the inputs", kSaveAsGemm},
+    {"gemv_fast", "AWQ's interleaved packing along the inputs", kSaveAsGemm},
+    {"llm-awq", "llm-awq's own packing", kSaveAsGemm},
+    {"marlin", "Marlin's packing", kSaveAsGemm},
+    {"exllama", "ExLlama's packing", kSaveAsGemm},
 };
 
 template <size_t n>
 absl::Status Refuse(const JsonFields& config, std::string_view field,
-                    const std::string& value, const Format (&formats)[n]) {
+                    const std::string& value, const Format (&formats)[n],
+                    const char* kind) {
   const std::string lower = absl::AsciiStrToLower(value);
   const auto* format =
       std::find_if(std::begin(formats), std::end(formats),
                    [&lower](const Format& f) { return lower == f.name; });
   if (format == std::end(formats))
-    return config.Error(field, absl::StrCat("is ", Quoted(value),
-                                            ", which is not a known GPTQ "
-                                            "format: ",
-                                            kUseGptq));
+    return config.Error(
+        field, absl::StrCat("is ", Quoted(value), ", which is not a known ",
+                            kind, " format: ", kUseGptq));
   return config.Error(
       field, absl::StrCat("is ", Quoted(value), ": ", format->description,
                           " is not supported here; ", format->remedy));
 }
 
-absl::Status CheckMethod(const JsonFields& config) {
+absl::StatusOr<QuantizationMethod> FindMethod(const JsonFields& config) {
   const auto field = FindAlias(config, {"quant_method", "method"});
   if (absl::IsNotFound(field.status())) {
     // Files from before the field existed.
     for (const char* flag : {"load_in_4bit", "load_in_8bit"}) {
       QUIRE_ASSIGN_OR_RETURN(const bool set, config.GetBoolOr(flag, false));
-      if (set) return Refuse(config, flag, "bitsandbytes", kMethods);
+      if (set)
+        return Refuse(config, flag, "bitsandbytes", kMethods, "quantisation");
     }
-    if (config.Has("version"))
-      return Refuse(config, "version", "awq", kMethods);
-    return absl::OkStatus();
+    return config.Has("version") ? QuantizationMethod::kAwq
+                                 : QuantizationMethod::kGptq;
   }
   QUIRE_RETURN_IF_ERROR(field.status());
   QUIRE_ASSIGN_OR_RETURN(const std::string method, config.GetString(*field));
-  if (method == "gptq") return absl::OkStatus();
-  if (method != "mixed_gptq") return Refuse(config, *field, method, kMethods);
+  const std::string lower = absl::AsciiStrToLower(method);
+  const auto* supported =
+      std::find_if(std::begin(kSupported), std::end(kSupported),
+                   [&lower](const Method& m) { return lower == m.name; });
+  if (supported == std::end(kSupported))
+    return Refuse(config, *field, method, kMethods, "quantisation");
   // GPTQ takes a missing format for v1, OneComp's vLLM plugin for v2.
-  if (!config.Has("checkpoint_format"))
+  if (lower == "mixed_gptq" && !config.Has("checkpoint_format"))
     return config.Error("checkpoint_format",
                         "is missing; with \"mixed_gptq\" readers disagree on "
                         "what that means: add \"gptq\" or \"gptq_v2\"");
-  return absl::OkStatus();
+  return supported->method;
 }
 
-absl::Status CheckLayout(const JsonFields& config) {
+absl::Status CheckAwqLayout(const JsonFields& config) {
+  const auto field =
+      FindAlias(config, {"version", "checkpoint_format", "format"});
+  if (absl::IsNotFound(field.status())) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(field.status());
+  QUIRE_ASSIGN_OR_RETURN(const std::string layout, config.GetString(*field));
+  if (absl::AsciiStrToLower(layout) == "gemm") return absl::OkStatus();
+  return Refuse(config, *field, layout, kAwqLayouts, "AWQ");
+}
+
+absl::Status CheckGptqLayout(const JsonFields& config) {
   QUIRE_ASSIGN_OR_RETURN(const bool marlin,
                          config.GetBoolOr("is_marlin_format", false));
-  if (marlin) return Refuse(config, "is_marlin_format", "marlin", kLayouts);
+  if (marlin)
+    return Refuse(config, "is_marlin_format", "marlin", kLayouts, "GPTQ");
   const auto field = FindAlias(config, {"checkpoint_format", "format"});
   if (absl::IsNotFound(field.status())) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(field.status());
   QUIRE_ASSIGN_OR_RETURN(const std::string layout, config.GetString(*field));
-  if (layout == "gptq" || layout == "gptq_v2") return absl::OkStatus();
-  return Refuse(config, *field, layout, kLayouts);
+  if (std::find(std::begin(kGptqLayouts), std::end(kGptqLayouts), layout) !=
+      std::end(kGptqLayouts))
+    return absl::OkStatus();
+  return Refuse(config, *field, layout, kLayouts, "GPTQ");
+}
+
+// What GPTQ and AWQ have in common.
+absl::Status CheckPacking(const JsonFields& config) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string pack_dtype,
+                         config.GetStringOr("pack_dtype", "int32"));
+  if (pack_dtype != "int32")
+    return config.Error(
+        "pack_dtype",
+        absl::StrCat("is ", Quoted(pack_dtype),
+                     "; only words of \"int32\" are supported: ", kSaveAsGptq));
+  QUIRE_ASSIGN_OR_RETURN(const bool rotated,
+                         config.GetBoolOr("rotated", false));
+  if (rotated)
+    return config.Error("rotated",
+                        "is true: OneComp's rotated models need a Hadamard "
+                        "transform before every down_proj, which is not "
+                        "supported; quantise again without rotation");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -144,24 +201,25 @@ absl::StatusOr<std::string_view> FindAlias(
   return found;
 }
 
-absl::Status CheckFormatIsGptq(const JsonFields& config) {
-  QUIRE_RETURN_IF_ERROR(CheckMethod(config));
-  QUIRE_RETURN_IF_ERROR(CheckLayout(config));
-  QUIRE_ASSIGN_OR_RETURN(const std::string pack_dtype,
-                         config.GetStringOr("pack_dtype", "int32"));
-  if (pack_dtype != "int32")
-    return config.Error(
-        "pack_dtype",
-        absl::StrCat("is ", Quoted(pack_dtype),
-                     "; only words of \"int32\" are supported: ", kSaveAsGptq));
-  QUIRE_ASSIGN_OR_RETURN(const bool rotated,
-                         config.GetBoolOr("rotated", false));
-  if (rotated)
-    return config.Error("rotated",
-                        "is true: OneComp's rotated models need a Hadamard "
-                        "transform before every down_proj, which is not "
-                        "supported; quantise again without rotation");
-  return absl::OkStatus();
+std::string QuantizationConfigName(const Checkpoint& checkpoint) {
+  const std::string& path = checkpoint.quantization_config_path();
+  const bool embedded = path.ends_with("config.json") &&
+                        !path.ends_with("quantize_config.json") &&
+                        !path.ends_with("quant_config.json");
+  return absl::StrCat(Printable(path), embedded ? ": quantization_config" : "");
+}
+
+absl::StatusOr<QuantizationMethod> FindQuantizationMethod(
+    const JsonFields& config) {
+  QUIRE_ASSIGN_OR_RETURN(const QuantizationMethod method, FindMethod(config));
+  if (method == QuantizationMethod::kGptq) {
+    QUIRE_RETURN_IF_ERROR(CheckGptqLayout(config));
+    QUIRE_RETURN_IF_ERROR(CheckPacking(config));
+  } else if (method == QuantizationMethod::kAwq) {
+    QUIRE_RETURN_IF_ERROR(CheckAwqLayout(config));
+    QUIRE_RETURN_IF_ERROR(CheckPacking(config));
+  }
+  return method;
 }
 
 }  // namespace quire

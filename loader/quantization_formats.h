@@ -1,4 +1,5 @@
-// Quantised formats that are not GPTQ, by the names that configurations use.
+// Quantised formats by the names that configurations use: which one it is, and
+// what to say of those that are not read.
 
 #ifndef QUIRE_LOADER_QUANTIZATION_FORMATS_H_
 #define QUIRE_LOADER_QUANTIZATION_FORMATS_H_
@@ -8,7 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quire/loader/checkpoint.h"
 #include "quire/loader/json_fields.h"
+#include "quire/loader/quantization.h"
 
 namespace quire {
 
@@ -17,11 +20,17 @@ namespace quire {
 absl::StatusOr<std::string_view> FindAlias(
     const JsonFields& fields, std::initializer_list<std::string_view> aliases);
 
-// OK where `config`, a quantisation configuration, describes GPTQ in a layout
-// that is read here. Otherwise an error that names the format and the field and
-// says what would work instead: reading one layout as another gives garbage
-// without any sign of it.
-absl::Status CheckFormatIsGptq(const JsonFields& config);
+// "config.json: quantization_config" or the file that it comes from, for
+// messages: the files of AutoGPTQ and the field in config.json hold the same
+// object.
+std::string QuantizationConfigName(const Checkpoint& checkpoint);
+
+// What `config`, a quantisation configuration, describes. Formats and layouts
+// that are not read are errors that name the format and the field and say what
+// would work instead: reading one layout as another gives garbage without any
+// sign of it.
+absl::StatusOr<QuantizationMethod> FindQuantizationMethod(
+    const JsonFields& config);
 
 }  // namespace quire
 

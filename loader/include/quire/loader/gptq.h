@@ -1,5 +1,5 @@
-// GPTQ checkpoints: which modules are quantised, how, and whether their tensors
-// agree with each other.
+// GPTQ and AWQ checkpoints: which modules are quantised, how, and whether their
+// tensors agree with each other.
 //
 // Format (AutoGPTQ's qlinear_cuda.py, GPTQModel's nn_modules/qlinear): for a
 // linear of K inputs and N outputs at b bits with group size g, G = ceil(K /
@@ -13,6 +13,12 @@
 //   W[k, n] = scales[g_idx[k], n] * (q[k, n] - zero[g_idx[k], n])
 // Checkpoints of format "gptq" (v1, also the meaning of a missing field) store
 // zero - 1, modulo 2^b in every field; "gptq_v2" stores zero.
+//
+// AWQ's GEMM layout (AutoAWQ's awq/modules/linear/gemm.py) says the same with 4
+// bits, packed along the outputs:
+//   qweight I32 [K, N/8]   nibble i of word w is column 8*w + kAwqOrder[i]
+//   qzeros  I32 [G, N/8]   likewise; stores zero
+//   scales  F16/BF16/F32 [G, N]
 
 #ifndef QUIRE_LOADER_GPTQ_H_
 #define QUIRE_LOADER_GPTQ_H_
@@ -33,6 +39,10 @@ namespace quire {
 class GptqOverrides;
 class OneCompSettings;
 
+enum class GptqPacking : uint8_t { kGptq, kAwq };
+// The column of a word, 0 to 7, that stands in each nibble of AWQ's words.
+inline constexpr int kAwqOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+
 // What a configuration says of one module.
 struct GptqSettings {
   int bits = 4;  // 2, 3, 4 or 8
@@ -45,12 +55,14 @@ struct GptqSettings {
 
 // The checkpoint's quantisation configuration, all spellings understood
 // (bits/wbits/w_bit, groupsize, actorder, checkpoint_format/format, `dynamic`
-// overrides, ...). Formats that are no GPTQ are refused by name.
+// overrides, ...). Formats that are neither GPTQ nor AWQ are refused by name.
 class GptqConfig {
  public:
   // `checkpoint` has quantised modules. Errors name the file and the field.
   static absl::StatusOr<GptqConfig> Parse(const Checkpoint& checkpoint);
 
+  GptqPacking packing() const { return packing_; }
+  // Zero points are stored as they are: gptq_v2, and AWQ.
   bool zeros_are_v2() const { return zeros_are_v2_; }
   const GptqSettings& defaults() const { return defaults_; }
   // With the overrides for `module` ("model.layers.0.self_attn.q_proj");
@@ -67,6 +79,7 @@ class GptqConfig {
 
   std::string where_;
   GptqSettings defaults_;
+  GptqPacking packing_ = GptqPacking::kGptq;
   bool zeros_are_v2_ = false;
   // Immutable, so copies share them.
   std::shared_ptr<const GptqOverrides> overrides_;     // `dynamic`
@@ -77,6 +90,7 @@ class GptqConfig {
 struct GptqModule {
   std::string name;  // without ".qweight"
   GptqSettings settings;
+  GptqPacking packing = GptqPacking::kGptq;
   uint64_t in_features = 0;   // K
   uint64_t out_features = 0;  // N
   uint64_t groups = 0;        // G
@@ -110,6 +124,10 @@ enum class ZeroConvention { kV1, kV2, kNeither };
 // zero = 2^(bits-1) in every field of `out_features` columns.
 ZeroConvention DetectZeroConvention(const uint32_t* words, uint64_t groups,
                                     uint64_t out_features, int bits);
+
+// Fields that are 2^bits - 1: in v1 a zero point of 0, less one.
+uint64_t CountWrappedZeros(const uint32_t* words, uint64_t groups,
+                           uint64_t out_features, int bits);
 
 }  // namespace quire
 
