@@ -12,8 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
+#include "model/ops/padded_input.h"
 #include "quire/loader/dtype.h"
 #include "quire/model/ops.h"
 #include "quire/model/thread_pool.h"
@@ -111,8 +111,11 @@ void MatMulRows(const DenseMatrix& weight, Input input, size_t tokens,
   const size_t count = end - begin;
   output += begin;
   if (tokens >= kManyTokens) {
-    MatMulPanels<Decoder>(rows, count, input, tokens, output,
-                          weight.out_features);
+    MatMulPanels(count, rows.columns, input, tokens, output,
+                 weight.out_features, [&](size_t row, float* to) HWY_ATTR {
+                   DequantizeElements<Decoder>(rows.data + row * rows.row_bytes,
+                                               rows.columns, to);
+                 });
     return;
   }
   size_t t = 0;
@@ -132,12 +135,9 @@ void MatMulRows(const DenseMatrix& weight, Input input, size_t tokens,
 
 void MatMulDense(const DenseMatrix& weight, Input input, size_t tokens,
                  float* output, ThreadPool* pool) {
-  // Enough ranges to even out the threads' speeds; whole panels.
-  const size_t per_thread = weight.out_features / (8 * pool->threads()) + 1;
-  const size_t grain = std::clamp(per_thread / kPanelRows * kPanelRows,
-                                  kPanelRows, 4 * kPanelRows);
   pool->ParallelFor(
-      weight.out_features, grain, [&](size_t begin, size_t end) HWY_ATTR {
+      weight.out_features, PanelGrain(weight.out_features, pool->threads()),
+      [&](size_t begin, size_t end) HWY_ATTR {
         WithDecoder(weight.dtype, [&]<class Decoder>() HWY_ATTR {
           MatMulRows<Decoder>(weight, input, tokens, begin, end, output);
         });
@@ -169,32 +169,15 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quire {
-namespace {
 
 HWY_EXPORT(MatMulDenseEntry);
 HWY_EXPORT(DequantizeEntry);
 
-// What inputs are padded to where a row ends inside a block.
-constexpr size_t kBlock = 32;
-
-}  // namespace
-
 void MatMul(const DenseMatrix& weight, const float* input, size_t tokens,
             float* output, ThreadPool* pool) {
-  const size_t columns = weight.in_features;
-  if (columns % kBlock == 0) {
-    HWY_DYNAMIC_DISPATCH(MatMulDenseEntry)
-    (weight, input, columns, tokens, output, pool);
-    return;
-  }
-  const size_t stride = (columns / kBlock + 1) * kBlock;
-  std::vector<float> padded(stride * tokens);
-  for (size_t t = 0; t < tokens; ++t) {
-    std::copy_n(input + t * columns, columns,
-                padded.begin() + static_cast<ptrdiff_t>(t * stride));
-  }
+  const PaddedInput padded(input, tokens, weight.in_features);
   HWY_DYNAMIC_DISPATCH(MatMulDenseEntry)
-  (weight, padded.data(), stride, tokens, output, pool);
+  (weight, padded.values(), padded.stride(), tokens, output, pool);
 }
 
 void DequantizeRow(const DenseMatrix& matrix, size_t row, float* output) {

@@ -125,13 +125,22 @@ inline void MatMulPanel(const float* weights, size_t columns, size_t rows,
   }
 }
 
-// output[t * output_stride + r] for `count` rows and all tokens.
-// REQUIRES: input is padded with zeros to a multiple of the block.
-template <class Decoder>
-void MatMulPanels(Rows rows, size_t count, Input input, size_t tokens,
-                  float* output, size_t output_stride) {
-  const size_t columns = (rows.columns + Decoder::kElements - 1) /
-                         Decoder::kElements * Decoder::kElements;
+// Rows of one task: enough tasks to even out the threads' speeds, of whole
+// panels.
+inline size_t PanelGrain(size_t rows, int threads) {
+  const size_t per_thread = rows / (8 * static_cast<size_t>(threads)) + 1;
+  return std::clamp(per_thread / kPanelRows * kPanelRows, kPanelRows,
+                    4 * kPanelRows);
+}
+
+// output[t * output_stride + r] for `count` rows of `row_columns` weights and
+// all tokens. decode(r, to) writes the weights of row r.
+// REQUIRES: input is padded with zeros to a stride of whole blocks.
+template <class DecodeRow>
+void MatMulPanels(size_t count, size_t row_columns, Input input, size_t tokens,
+                  float* output, size_t output_stride,
+                  const DecodeRow& decode) {
+  const size_t columns = input.stride;
   const auto weights = hwy::AllocateAligned<float>(kPanelRows * columns);
   const auto sums =
       hwy::AllocateAligned<float>(kPanelTokens * kPanelRows * kMaxLanes);
@@ -139,9 +148,8 @@ void MatMulPanels(Rows rows, size_t count, Input input, size_t tokens,
     const size_t panel = std::min(kPanelRows, count - r);
     for (size_t i = 0; i < panel; ++i) {
       float* const row = weights.get() + i * columns;
-      DequantizeElements<Decoder>(rows.data + (r + i) * rows.row_bytes,
-                                  rows.columns, row);
-      std::fill(row + rows.columns, row + columns, 0.0f);
+      decode(r + i, row);
+      std::fill(row + row_columns, row + columns, 0.0f);
     }
     for (size_t t = 0; t < tokens; t += kPanelTokens) {
       MatMulPanel(weights.get(), columns, panel,

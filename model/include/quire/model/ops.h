@@ -22,6 +22,7 @@
 #include <span>
 
 #include "quire/loader/dtype.h"
+#include "quire/loader/scaled_modules.h"
 #include "quire/model/thread_pool.h"
 #include "quire/paging/kv_layout.h"
 
@@ -55,10 +56,39 @@ struct GptqMatrix {
   const uint32_t* input_order = nullptr;  // [K]; null: the identity
 };
 
+// A linear of codes with scales (see <quire/loader/scaled_modules.h>):
+// [out_features, in_features], row-major.
+struct ScaledMatrix {
+  CodeKind kind = CodeKind::kInt8;
+  size_t in_features = 0;   // K
+  size_t out_features = 0;  // N
+  const uint8_t* codes = nullptr;
+  size_t row_bytes = 0;  // from the codes of a row to those of the next
+  // [ceil(N / block_rows), ceil(K / block_columns)] of kF32, kF16, kBF16 or
+  // kF8E8M0 (a power of two).
+  const void* scales = nullptr;
+  DType scales_dtype = DType::kF32;
+  size_t block_rows = 0;
+  size_t block_columns = 0;
+  // Null: 0. kI8, as the scales; or kI32: the value plus 2^(bits-1), packed
+  // down the rows of the grid.
+  const void* zeros = nullptr;
+  DType zeros_dtype = DType::kI8;
+  // [K], the scale column of each input; null: k / block_columns.
+  const uint32_t* scale_column = nullptr;
+};
+
+// What its codes and its scales take.
+Bytes CodeBytes(const ScaledMatrix& matrix);
+Bytes ScaleBytes(const ScaledMatrix& matrix);
+
 // output[t, n] = sum over k of input[t, k] * weight[n, k].
 void MatMul(const DenseMatrix& weight, const float* input, size_t tokens,
             float* output, ThreadPool* pool);
 void MatMul(const GptqMatrix& weight, const float* input, size_t tokens,
+            float* output, ThreadPool* pool);
+// Decodes rows to float32 in a thread's cache, and multiplies these.
+void MatMul(const ScaledMatrix& weight, const float* input, size_t tokens,
             float* output, ThreadPool* pool);
 
 // Moves the rows of a packed qweight so that row i is what row order[i] was, in
@@ -67,6 +97,23 @@ void PermutePackedRows(uint32_t* qweight, int bits, size_t in_features,
                        size_t out_features, const uint32_t* order,
                        ThreadPool* pool);
 
+// AWQ's packing (see <quire/loader/gptq.h>) to that of GptqMatrix, in place:
+// eight rows of words along the outputs take the room of one row of words along
+// the inputs. Workspace of one such row per thread.
+// REQUIRES: in_features and out_features are multiples of 8.
+void RepackAwqCodes(uint32_t* qweight, size_t in_features, size_t out_features,
+                    ThreadPool* pool);
+// The same for zero points, whose words only have another order inside.
+void RepackAwqZeros(uint32_t* qzeros, size_t words);
+
+// Rounds a row to codes with scales in float32, for a ScaledMatrix: kInt8 with
+// one scale, the largest magnitude being 127; kNf4 with one for each
+// kNf4BlockColumns, the largest being 1. False where a value is not finite: the
+// codes are then of no use.
+inline constexpr size_t kNf4BlockColumns = 64;
+bool QuantizeRow(CodeKind kind, const float* row, size_t count, uint8_t* codes,
+                 float* scales);
+
 // Element (row, column) of a packed matrix; for tests and tools.
 uint32_t UnpackCode(const uint32_t* qweight, int bits, size_t out_features,
                     size_t row, size_t column);
@@ -74,6 +121,16 @@ uint32_t UnpackCode(const uint32_t* qweight, int bits, size_t out_features,
 // Row `row` of a [rows, columns] matrix of any DenseMatrix dtype, as float32:
 // embedding look-up and dequantisation.
 void DequantizeRow(const DenseMatrix& matrix, size_t row, float* output);
+void DequantizeRow(const ScaledMatrix& matrix, size_t row, float* output);
+// What of a matrix is no number: scales that are NaN or infinite, and codes
+// that are NaN.
+struct NonFiniteCounts {
+  uint64_t scales = 0;
+  uint64_t codes = 0;
+};
+NonFiniteCounts CountNonFinite(const ScaledMatrix& matrix, ThreadPool* pool);
+// Of `count` elements of kF32, kF16, kBF16 or kF8E8M0.
+uint64_t CountNonFinite(const void* values, DType dtype, size_t count);
 
 // values[t, i] += bias[i].
 void AddBias(const void* bias, DType dtype, size_t tokens, size_t features,

@@ -1,0 +1,128 @@
+// Rows of a ScaledMatrix: DequantizeRow and CountNonFinite.
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "model/ops/code_values.h"
+#include "model/ops/float_bits.h"
+#include "model/ops/packed_codes.h"
+#include "quire/model/ops.h"
+#include "quire/model/thread_pool.h"
+
+namespace quire {
+namespace {
+
+size_t ScaleColumns(const ScaledMatrix& matrix) {
+  return (matrix.in_features - 1) / matrix.block_columns + 1;
+}
+
+size_t ScaleCount(const ScaledMatrix& matrix) {
+  return ((matrix.out_features - 1) / matrix.block_rows + 1) *
+         ScaleColumns(matrix);
+}
+
+float F8E8M0ToF32(uint8_t code) {
+  // 2^(code - 127): the exponent of a float32; 0 is a subnormal, 255 is NaN.
+  if (code == 0) return 0x1p-127f;
+  if (code == 255) return std::bit_cast<float>(0x7FC00000u);
+  return std::bit_cast<float>(static_cast<uint32_t>(code) << 23);
+}
+
+float FloatAt(const void* values, DType dtype, size_t index) {
+  switch (dtype) {
+    case DType::kF16:
+      return F16ToF32(static_cast<const F16*>(values)[index].bits);
+    case DType::kBF16:
+      return BF16ToF32(static_cast<const BF16*>(values)[index].bits);
+    case DType::kF8E8M0:
+      return F8E8M0ToF32(static_cast<const uint8_t*>(values)[index]);
+    default:
+      return static_cast<const float*>(values)[index];
+  }
+}
+
+float ScaleAt(const ScaledMatrix& matrix, size_t index) {
+  return FloatAt(matrix.scales, matrix.scales_dtype, index);
+}
+
+// Of the cell (row, column) of the grid of scales.
+float ZeroAt(const ScaledMatrix& matrix, size_t row, size_t column,
+             size_t columns) {
+  if (matrix.zeros == nullptr) return 0;
+  if (matrix.zeros_dtype == DType::kI8)
+    return static_cast<const int8_t*>(matrix.zeros)[row * columns + column];
+  const int bits = CodeBits(matrix.kind);
+  const uint32_t stored = PackedCode(
+      static_cast<const uint32_t*>(matrix.zeros) + column, columns, bits, row);
+  return static_cast<float>(stored) -
+         static_cast<float>(uint32_t{1} << (bits - 1));
+}
+
+}  // namespace
+
+Bytes CodeBytes(const ScaledMatrix& matrix) {
+  return Bytes(matrix.out_features * matrix.row_bytes);
+}
+
+Bytes ScaleBytes(const ScaledMatrix& matrix) {
+  return Bytes(ScaleCount(matrix) * BlockBits(matrix.scales_dtype) / 8);
+}
+
+void DequantizeRow(const ScaledMatrix& matrix, size_t row, float* output) {
+  DecodeCodes(matrix.kind, matrix.codes + row * matrix.row_bytes,
+              matrix.in_features, output);
+  const size_t columns = ScaleColumns(matrix);
+  const size_t grid_row = row / matrix.block_rows;
+  const size_t first = grid_row * columns;
+  if (matrix.scale_column != nullptr) {
+    for (size_t k = 0; k < matrix.in_features; ++k) {
+      const size_t column = matrix.scale_column[k];
+      output[k] = (output[k] - ZeroAt(matrix, grid_row, column, columns)) *
+                  ScaleAt(matrix, first + column);
+    }
+    return;
+  }
+  for (size_t column = 0; column < columns; ++column) {
+    const float scale = ScaleAt(matrix, first + column);
+    const float zero = ZeroAt(matrix, grid_row, column, columns);
+    const size_t begin = column * matrix.block_columns;
+    const size_t end =
+        begin + std::min(matrix.block_columns, matrix.in_features - begin);
+    for (size_t k = begin; k < end; ++k) output[k] = (output[k] - zero) * scale;
+  }
+}
+
+uint64_t CountNonFinite(const void* values, DType dtype, size_t count) {
+  uint64_t found = 0;
+  for (size_t i = 0; i < count; ++i)
+    if (!std::isfinite(FloatAt(values, dtype, i))) ++found;
+  return found;
+}
+
+NonFiniteCounts CountNonFinite(const ScaledMatrix& matrix, ThreadPool* pool) {
+  NonFiniteCounts counts;
+  counts.scales =
+      CountNonFinite(matrix.scales, matrix.scales_dtype, ScaleCount(matrix));
+  if (matrix.kind != CodeKind::kF8E4M3) return counts;
+
+  constexpr size_t kRowsOfOneTask = 64;
+  std::atomic<uint64_t> nans = 0;
+  pool->ParallelFor(
+      matrix.out_features, kRowsOfOneTask, [&](size_t begin, size_t end) {
+        uint64_t found = 0;
+        for (size_t row = begin; row < end; ++row) {
+          const uint8_t* const codes = matrix.codes + row * matrix.row_bytes;
+          for (size_t k = 0; k < matrix.in_features; ++k)
+            found += (codes[k] & 0x7F) == 0x7F ? 1 : 0;
+        }
+        nans += found;
+      });
+  counts.codes = nans;
+  return counts;
+}
+
+}  // namespace quire
