@@ -183,6 +183,22 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options) {
          "Elements of the KV cache: f32, f16, bf16, fp8 (E4M3) or int8, these "
          "with a scale for each token and head [f16]")
       ->check(CLI::IsMember(&kKvDTypes));
+  static const std::map<std::string, LoadQuantization> kQuantizations = [] {
+    std::map<std::string, LoadQuantization> quantizations;
+    for (const LoadQuantization quantization :
+         {LoadQuantization::kNone, LoadQuantization::kInt8,
+          LoadQuantization::kNf4})
+      quantizations[LoadQuantizationName(quantization)] = quantization;
+    return quantizations;
+  }();
+  app->add_option_function<std::string>(
+         "--quantization",
+         [options](const std::string& name) {
+           options->weights.quantization = kQuantizations.at(name);
+         },
+         "Round the linears of a 16-bit checkpoint as they are loaded: none, "
+         "int8 or nf4 [none]")
+      ->check(CLI::IsMember(&kQuantizations));
   app->add_option_function<std::string>(
          "--activations", [](const std::string&) {},
          "Activations: f32 is what this version computes with")

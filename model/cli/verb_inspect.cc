@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +14,7 @@
 #include "model/cli/verbs.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/checkpoint.h"
-#include "quire/loader/gptq.h"
+#include "quire/loader/quantization.h"
 #include "quire/model/model_weights.h"
 
 namespace quire {
@@ -66,30 +67,70 @@ void DescribeFiles(const Checkpoint& checkpoint, json* report) {
   (*report)["warnings"] = checkpoint.warnings();
 }
 
-void DescribeGptq(const Checkpoint& checkpoint, Inspection* inspection) {
-  const absl::StatusOr<GptqConfig> config = GptqConfig::Parse(checkpoint);
-  if (!config.ok()) return inspection->AddDefect(config.status());
-  const absl::StatusOr<std::vector<GptqModule>> modules =
-      FindGptqModules(checkpoint, *config);
-  if (!modules.ok()) return inspection->AddDefect(modules.status());
+json DescribeGptq(const QuantizedModules& quantized) {
+  const GptqConfig& config = *quantized.gptq_config;
   std::set<int> bits;
   std::set<int64_t> group_sizes;
-  for (const GptqModule& module : *modules) {
+  for (const GptqModule& module : quantized.gptq) {
     bits.insert(module.settings.bits);
     group_sizes.insert(module.settings.group_size);
-    // The group index is data, not a header; it is small, and nothing else
-    // tells whether it is right.
+  }
+  return {{"checkpoint_format", config.packing() == GptqPacking::kAwq ? "gemm"
+                                : config.zeros_are_v2() ? "gptq_v2"
+                                                        : "gptq"},
+          {"modules", quantized.gptq.size()},
+          {"bits", bits},
+          {"group_sizes", group_sizes},
+          {"sym", config.defaults().sym},
+          {"desc_act", config.defaults().desc_act}};
+}
+
+// "128x128", "row", "tensor": what shares a scale.
+std::string BlockName(const ScaledModule& module) {
+  if (module.scale_rows() == 1 && module.scale_columns() == 1) return "tensor";
+  if (module.block_rows == 1 && module.scale_columns() == 1) return "row";
+  return absl::StrCat(module.block_rows, "x", module.block_columns);
+}
+
+json DescribeScaled(const QuantizedModules& quantized) {
+  std::set<int> bits;
+  std::set<std::string> codes;
+  std::set<std::string> blocks;
+  bool zero_points = false;
+  for (const ScaledModule& module : quantized.scaled) {
+    bits.insert(CodeBits(module.kind));
+    codes.insert(CodeKindName(module.kind));
+    blocks.insert(BlockName(module));
+    zero_points |= module.zeros != nullptr;
+  }
+  return {{"modules", quantized.scaled.size()},
+          {"bits", bits},
+          {"codes", codes},
+          {"blocks", blocks},
+          {"zero_points", zero_points}};
+}
+
+void DescribeQuantization(const Checkpoint& checkpoint,
+                          Inspection* inspection) {
+  const absl::StatusOr<QuantizedModules> quantized =
+      FindQuantizedModules(checkpoint);
+  if (!quantized.ok()) return inspection->AddDefect(quantized.status());
+  if (quantized->method == QuantizationMethod::kNone) return;
+  // The group index is data, not a header; it is small, and nothing else tells
+  // whether it is right.
+  for (const GptqModule& module : quantized->gptq)
     if (const auto groups = ReadGroupIndex(checkpoint, module); !groups.ok())
       inspection->AddDefect(groups.status());
-  }
-  inspection->report["quantization"] = {
-      {"method", "gptq"},
-      {"checkpoint_format", config->zeros_are_v2() ? "gptq_v2" : "gptq"},
-      {"modules", modules->size()},
-      {"bits", bits},
-      {"group_sizes", group_sizes},
-      {"sym", config->defaults().sym},
-      {"desc_act", config->defaults().desc_act}};
+  for (const ScaledModule& module : quantized->scaled)
+    if (const auto columns = ReadScaleColumns(checkpoint, module);
+        !columns.ok())
+      inspection->AddDefect(columns.status());
+  json report = quantized->gptq_config ? DescribeGptq(*quantized)
+                                       : DescribeScaled(*quantized);
+  report["method"] = QuantizationMethodName(quantized->method);
+  inspection->report["quantization"] = std::move(report);
+  for (const std::string& note : quantized->notes)
+    inspection->report["warnings"].push_back(note);
 }
 
 void DescribeModel(const Checkpoint& checkpoint, Inspection* inspection) {
@@ -131,11 +172,7 @@ Inspection InspectCheckpoint(const std::string& model) {
     return inspection;
   }
   DescribeFiles(**checkpoint, &inspection.report);
-  for (const TensorInfo& tensor : (*checkpoint)->tensors()) {
-    if (!tensor.name.ends_with(".qweight")) continue;
-    DescribeGptq(**checkpoint, &inspection);
-    break;
-  }
+  DescribeQuantization(**checkpoint, &inspection);
   DescribeModel(**checkpoint, &inspection);
   inspection.report["runnable"] = inspection.first_defect.ok() &&
                                   !inspection.report.contains("unsupported");

@@ -25,6 +25,16 @@ constexpr TensorNames kHuggingFaceNames = {
     .down = "mlp.down_proj",
 };
 
+// As a wrapper for several modalities has them: OneComp's full_wrapper, and
+// transformers' classes for images and text.
+constexpr TensorNames Wrapped(TensorNames names) {
+  names.layer_prefix = "model.language_model.layers.";
+  names.embedding = "model.language_model.embed_tokens";
+  names.output_norm = "model.language_model.norm";
+  return names;
+}
+constexpr TensorNames kWrappedNames = Wrapped(kHuggingFaceNames);
+
 // llama.cpp's gguf-py/gguf/constants.py.
 constexpr TensorNames kGgufNames = {
     .layer_prefix = "blk.",
@@ -83,6 +93,14 @@ std::string TensorNames::InLayer(uint32_t layer, const char* module) const {
 
 const TensorNames& NamesFor(CheckpointFormat format) {
   return format == CheckpointFormat::kGguf ? kGgufNames : kHuggingFaceNames;
+}
+
+const TensorNames& NamesOf(const Checkpoint& checkpoint) {
+  const bool wrapped =
+      checkpoint.format() == CheckpointFormat::kSafetensors &&
+      checkpoint.Find(absl::StrCat(kWrappedNames.embedding, ".weight")) !=
+          nullptr;
+  return wrapped ? kWrappedNames : NamesFor(checkpoint.format());
 }
 
 const FamilyTraits* FindFamily(CheckpointFormat format, std::string_view name) {

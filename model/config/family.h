@@ -39,6 +39,9 @@ struct TensorNames {
 
 // Hugging Face's names, which most families share, or llama.cpp's.
 const TensorNames& NamesFor(CheckpointFormat format);
+// The same, or the wrapped names ("model.language_model.layers...") where the
+// checkpoint has these.
+const TensorNames& NamesOf(const Checkpoint& checkpoint);
 
 struct FamilyTraits {
   const char* model_type;          // config.json's

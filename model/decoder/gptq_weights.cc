@@ -27,7 +27,9 @@ uint32_t ZeroOffset(const GptqModule& module, bool label_says_v2,
                     const uint32_t* qzeros,
                     std::optional<std::string>* warning) {
   const uint32_t by_label = label_says_v2 ? 0 : 1;
-  if (!module.settings.sym) return by_label;
+  // AWQ has one convention.
+  if (!module.settings.sym || module.packing == GptqPacking::kAwq)
+    return by_label;
   switch (DetectZeroConvention(qzeros, module.groups, module.out_features,
                                module.settings.bits)) {
     case ZeroConvention::kV1:

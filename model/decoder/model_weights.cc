@@ -19,6 +19,8 @@ Bytes Linear::weight_bytes() const {
     return BytesOf(dense->dtype, dense->in_features * dense->out_features)
         .value_or(Bytes(0));
   }
+  if (const auto* scaled = std::get_if<ScaledMatrix>(&matrix))
+    return SaturatingAdd(CodeBytes(*scaled), ScaleBytes(*scaled));
   const auto& gptq = std::get<GptqMatrix>(matrix);
   const uint64_t words =
       PackedWords(gptq.in_features, gptq.bits) * gptq.out_features;
@@ -46,18 +48,20 @@ void ApplyLinear(const Linear& linear, const float* input, size_t tokens,
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(
     Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
     const StreamingOptions& options, ThreadPool* pool,
-    const WeightPlacement& placement) {
+    const WeightPlacement& placement, const WeightOptions& weight_options) {
   std::unique_ptr<ModelWeights> weights(new ModelWeights(runtime));
-  WeightBuilder builder(runtime, checkpoint, config, weights.get());
+  WeightBuilder builder(runtime, checkpoint, config, weight_options,
+                        weights.get());
   QUIRE_RETURN_IF_ERROR(builder.Build(placement, options, pool));
   return weights;
 }
 
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Reserve(
     Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
-    const WeightPlacement& placement) {
+    const WeightPlacement& placement, const WeightOptions& weight_options) {
   std::unique_ptr<ModelWeights> weights(new ModelWeights(runtime));
-  WeightBuilder builder(runtime, checkpoint, config, weights.get());
+  WeightBuilder builder(runtime, checkpoint, config, weight_options,
+                        weights.get());
   QUIRE_RETURN_IF_ERROR(builder.Reserve(placement));
   return weights;
 }
@@ -65,13 +69,14 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Reserve(
 absl::Status ModelWeights::Check(const Checkpoint& checkpoint,
                                  const ModelConfig& config) {
   ModelWeights weights(nullptr);
-  return WeightBuilder(nullptr, checkpoint, config, &weights).Describe();
+  return WeightBuilder(nullptr, checkpoint, config, {}, &weights).Describe();
 }
 
 absl::StatusOr<std::vector<PlacementBlock>> ModelWeights::Blocks(
-    const Checkpoint& checkpoint, const ModelConfig& config) {
+    const Checkpoint& checkpoint, const ModelConfig& config,
+    const WeightOptions& weight_options) {
   ModelWeights weights(nullptr);
-  WeightBuilder builder(nullptr, checkpoint, config, &weights);
+  WeightBuilder builder(nullptr, checkpoint, config, weight_options, &weights);
   QUIRE_RETURN_IF_ERROR(builder.Describe());
   return builder.Blocks();
 }

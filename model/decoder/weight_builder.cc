@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "model/decoder/gptq_weights.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -36,12 +35,15 @@ bool IsKnownUnused(std::string_view name) {
 }  // namespace
 
 WeightBuilder::WeightBuilder(Runtime* runtime, const Checkpoint& checkpoint,
-                             const ModelConfig& config, ModelWeights* weights)
+                             const ModelConfig& config,
+                             const WeightOptions& options,
+                             ModelWeights* weights)
     : runtime_(runtime),
       checkpoint_(checkpoint),
       config_(config),
+      options_(options),
       weights_(weights),
-      names_(NamesFor(checkpoint.format())) {}
+      names_(NamesOf(checkpoint)) {}
 
 absl::Status WeightBuilder::Build(const WeightPlacement& placement,
                                   const StreamingOptions& options,
@@ -56,6 +58,7 @@ absl::Status WeightBuilder::Build(const WeightPlacement& placement,
   QUIRE_RETURN_IF_ERROR(
       ForEachInHand([&] { return BuildInHand(options, pool); }));
   ConnectParts(/*loaded=*/true);
+  defects_.AppendTo(&weights_->warnings_);
   ReportUnused();
   return absl::OkStatus();
 }
@@ -64,12 +67,10 @@ absl::Status WeightBuilder::BuildInHand(const StreamingOptions& options,
                                         ThreadPool* pool) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<TensorPlacement> tensors,
                          AllocateTensors());
+  QUIRE_RETURN_IF_ERROR(AllocateAtLoad());
   QUIRE_RETURN_IF_ERROR(Stream(tensors, options));
-  for (const PendingGptq& pending : pending_gptq_) {
-    if (!IsInHand(pending.part)) continue;
-    part_ = pending.part;
-    QUIRE_RETURN_IF_ERROR(FinishGptq(pending, pool));
-  }
+  QUIRE_RETURN_IF_ERROR(StreamAtLoad(options, pool));
+  QUIRE_RETURN_IF_ERROR(FinishQuantized(pool));
   return in_hand_ == kResidentParts ? absl::OkStatus() : Keep(tensors);
 }
 
@@ -85,23 +86,26 @@ absl::Status WeightBuilder::Reserve(const WeightPlacement& placement) {
 
 absl::Status WeightBuilder::ReserveInHand() {
   QUIRE_RETURN_IF_ERROR(AllocateTensors().status());
+  QUIRE_RETURN_IF_ERROR(AllocateAtLoad());
+  QUIRE_RETURN_IF_ERROR(ReserveLanding());
   std::vector<WeightPart>& parts = weights_->parts_;
-  for (const Placement& placement : placements_) {
-    if (!IsInHand(placement.part)) continue;
-    parts[placement.part].size =
-        SaturatingAdd(parts[placement.part].size, placement.tensor->size);
+  for (size_t part = 0; part < parts.size(); ++part) {
+    if (IsInHand(part))
+      parts[part].size = SaturatingAdd(parts[part].size, TensorBytes(part));
   }
   for (const PendingGptq& pending : pending_gptq_) {
     if (!IsInHand(pending.part)) continue;
     part_ = pending.part;
     QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(*pending.module));
-    for (const std::vector<uint32_t>* const index :
-         {&rows.begin, &rows.order}) {
-      if (index->empty()) continue;
-      const Bytes size(index->size() * sizeof(uint32_t));
-      QUIRE_RETURN_IF_ERROR(AllocateBytes(size).status());
-      parts[pending.part].size = SaturatingAdd(parts[pending.part].size, size);
-    }
+    QUIRE_RETURN_IF_ERROR(ReserveIndex(rows.begin));
+    QUIRE_RETURN_IF_ERROR(ReserveIndex(rows.order));
+  }
+  for (const PendingScaled& pending : pending_scaled_) {
+    if (!IsInHand(pending.part)) continue;
+    part_ = pending.part;
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> columns,
+                           ScaleColumnsOf(*pending.module));
+    QUIRE_RETURN_IF_ERROR(ReserveIndex(columns));
   }
   return absl::OkStatus();
 }
@@ -114,23 +118,6 @@ void WeightBuilder::Place(const TensorInfo& tensor,
                           std::function<void(DeviceAddress)> assign) {
   placements_.push_back(
       {&tensor, weights_->parts_.size() - 1, std::move(assign)});
-}
-
-absl::Status WeightBuilder::ReadQuantization() {
-  const bool quantised = std::any_of(
-      checkpoint_.tensors().begin(), checkpoint_.tensors().end(),
-      [](const TensorInfo& t) { return t.name.ends_with(".qweight"); });
-  // Even without packed tensors a quantisation that is not GPTQ must be refused
-  // by name rather than read as plain weights.
-  if (!quantised && checkpoint_.quantization_config().empty())
-    return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const GptqConfig config,
-                         GptqConfig::Parse(checkpoint_));
-  zeros_are_v2_ = config.zeros_are_v2();
-  QUIRE_ASSIGN_OR_RETURN(modules_, FindGptqModules(checkpoint_, config));
-  for (const GptqModule& module : modules_)
-    module_by_name_.emplace(module.name, &module);
-  return absl::OkStatus();
 }
 
 // llama.cpp stores the frequency changes of Llama 3.1 as a tensor of divisors.
@@ -280,6 +267,15 @@ absl::Status WeightBuilder::DescribeBias(const std::string& module,
   return absl::OkStatus();
 }
 
+absl::Status WeightBuilder::CheckShape(
+    const TensorInfo& tensor, const std::vector<uint64_t>& expected) const {
+  if (tensor.shape == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(checkpoint_.files()[tensor.file].path, ": ", tensor.name,
+                   " has shape ", ShapeText(tensor.shape),
+                   ", the configuration says ", ShapeText(expected)));
+}
+
 absl::Status WeightBuilder::DescribeDense(const TensorInfo& tensor,
                                           uint64_t out_features,
                                           uint64_t in_features,
@@ -288,14 +284,9 @@ absl::Status WeightBuilder::DescribeDense(const TensorInfo& tensor,
     return absl::UnimplementedError(absl::StrCat(
         checkpoint_.files()[tensor.file].path, ": ", tensor.name,
         " has elements of type ", DTypeName(tensor.dtype),
-        "; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K and GPTQ can be computed "
-        "with"));
-  const std::vector<uint64_t> expected = {out_features, in_features};
-  if (tensor.shape != expected)
-    return absl::InvalidArgumentError(
-        absl::StrCat(checkpoint_.files()[tensor.file].path, ": ", tensor.name,
-                     " has shape ", ShapeText(tensor.shape),
-                     ", the configuration says ", ShapeText(expected)));
+        "; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K and quantised modules that "
+        "the configuration describes can be computed with"));
+  QUIRE_RETURN_IF_ERROR(CheckShape(tensor, {out_features, in_features}));
   *matrix = {.data = nullptr,
              .dtype = tensor.dtype,
              .out_features = out_features,
@@ -314,73 +305,26 @@ absl::Status WeightBuilder::DescribeLinear(const std::string& module,
     QUIRE_RETURN_IF_ERROR(Require(absl::StrCat(module, ".bias")).status());
   const auto quantised = module_by_name_.find(module);
   if (quantised != module_by_name_.end())
-    return DescribeGptq(*quantised->second, out_features, in_features, linear);
+    return std::visit(
+        [&](const auto* quantized) {
+          return DescribeQuantized(*quantized, out_features, in_features,
+                                   linear);
+        },
+        quantised->second);
   QUIRE_ASSIGN_OR_RETURN(const TensorInfo* const tensor,
                          Require(absl::StrCat(module, ".weight")));
-  linear->matrix = DenseMatrix();
-  QUIRE_RETURN_IF_ERROR(DescribeDense(*tensor, out_features, in_features,
-                                      &std::get<DenseMatrix>(linear->matrix)));
+  if (options_.quantization != LoadQuantization::kNone &&
+      module != names_.output) {
+    QUIRE_RETURN_IF_ERROR(
+        DescribeAtLoad(*tensor, out_features, in_features, linear));
+  } else {
+    linear->matrix = DenseMatrix();
+    QUIRE_RETURN_IF_ERROR(
+        DescribeDense(*tensor, out_features, in_features,
+                      &std::get<DenseMatrix>(linear->matrix)));
+  }
   return DescribeBias(module, checkpoint_.Find(absl::StrCat(module, ".bias")),
                       out_features, &linear->bias);
-}
-
-absl::Status WeightBuilder::DescribeGptq(const GptqModule& module,
-                                         uint64_t out_features,
-                                         uint64_t in_features, Linear* linear) {
-  if (module.in_features != in_features || module.out_features != out_features)
-    return absl::InvalidArgumentError(absl::StrCat(
-        checkpoint_.files()[module.qweight->file].path, ": ",
-        module.qweight->name, " is for ", module.in_features, " inputs and ",
-        module.out_features, " outputs, the configuration says ", in_features,
-        " and ", out_features));
-  linear->matrix = GptqMatrix{
-      .bits = module.settings.bits,
-      .in_features = in_features,
-      .out_features = out_features,
-      .groups = module.groups,
-      .scales_dtype = module.scales->dtype,
-  };
-  GptqMatrix* matrix = &std::get<GptqMatrix>(linear->matrix);
-  for (const TensorInfo* tensor :
-       {module.qweight, module.qzeros, module.scales})
-    used_.insert(tensor);
-  Place(*module.qweight, [matrix](DeviceAddress address) {
-    matrix->qweight = address.host_pointer<uint32_t>();
-  });
-  Place(*module.qzeros, [matrix](DeviceAddress address) {
-    matrix->qzeros = address.host_pointer<uint32_t>();
-  });
-  Place(*module.scales, [matrix](DeviceAddress address) {
-    matrix->scales = address.host_pointer<void>();
-  });
-  pending_gptq_.push_back({&module, matrix, weights_->parts_.size() - 1});
-  return DescribeBias(module.name, module.bias, out_features, &linear->bias);
-}
-
-absl::Status WeightBuilder::FinishGptq(const PendingGptq& pending,
-                                       ThreadPool* pool) {
-  const GptqModule& module = *pending.module;
-  GptqMatrix* matrix = pending.matrix;
-  QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(module));
-  QUIRE_ASSIGN_OR_RETURN(matrix->group_begin, Upload(rows.begin));
-  if (!rows.order.empty()) {
-    QUIRE_ASSIGN_OR_RETURN(matrix->input_order, Upload(rows.order));
-    PermutePackedRows(const_cast<uint32_t*>(matrix->qweight), matrix->bits,
-                      matrix->in_features, matrix->out_features,
-                      matrix->input_order, pool);
-  }
-  std::optional<std::string> warning;
-  matrix->zero_offset =
-      ZeroOffset(module, zeros_are_v2_, matrix->qzeros, &warning);
-  if (warning) weights_->warnings_.push_back(*std::move(warning));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<GroupedRows> WeightBuilder::RowsOf(const GptqModule& module) {
-  if (module.g_idx != nullptr) used_.insert(module.g_idx);
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> group_of_row,
-                         ReadGroupIndex(checkpoint_, module));
-  return SortRowsByGroup(group_of_row, module.groups);
 }
 
 absl::StatusOr<const uint32_t*> WeightBuilder::Upload(

@@ -4,7 +4,7 @@
 // Three passes, so that everything that can be wrong with names and shapes is
 // known before the first allocation:
 //   1. Describe: each parameter of the model to its tensor, shapes checked.
-//   2. Allocate and stream.
+//   2. Allocate and stream, what is quantised at load last and slice by slice.
 //   3. Finish: GPTQ rows are sorted by group and zero points understood.
 // The last two are made for all parts that stay on devices together, in the
 // order of the files, and then for each part that is kept elsewhere.
@@ -19,13 +19,15 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model/config/family.h"
 #include "model/decoder/gptq_weights.h"
-#include "quire/loader/gptq.h"
+#include "model/decoder/weight_defects.h"
+#include "quire/loader/quantization.h"
 #include "quire/loader/streaming_loader.h"
 #include "quire/model/model_weights.h"
 
@@ -35,7 +37,8 @@ class WeightBuilder {
  public:
   // `runtime` is only needed by Build.
   WeightBuilder(Runtime* runtime, const Checkpoint& checkpoint,
-                const ModelConfig& config, ModelWeights* weights);
+                const ModelConfig& config, const WeightOptions& options,
+                ModelWeights* weights);
 
   // All three passes.
   absl::Status Build(const WeightPlacement& placement,
@@ -62,6 +65,24 @@ class WeightBuilder {
     GptqMatrix* matrix;
     size_t part;
   };
+  struct PendingScaled {
+    const ScaledModule* module;
+    ScaledMatrix* matrix;
+    size_t part;
+  };
+  // A linear that is quantised at load, and rows of it that are on the way:
+  // slice is these rows as a tensor, `offset` their place in the landing.
+  struct PendingAtLoad {
+    const TensorInfo* tensor;
+    ScaledMatrix* matrix;
+    size_t part;
+  };
+  struct LandedRows {
+    const PendingAtLoad* pending;
+    TensorInfo slice;
+    uint64_t first_row;
+    uint64_t offset;
+  };
 
   absl::Status ReadQuantization();
   absl::Status DescribeLayer(uint32_t index, DecoderLayer* layer);
@@ -76,8 +97,17 @@ class WeightBuilder {
                               Linear* linear);
   absl::Status DescribeDense(const TensorInfo& tensor, uint64_t out_features,
                              uint64_t in_features, DenseMatrix* matrix);
-  absl::Status DescribeGptq(const GptqModule& module, uint64_t out_features,
-                            uint64_t in_features, Linear* linear);
+  absl::Status DescribeQuantized(const GptqModule& module,
+                                 uint64_t out_features, uint64_t in_features,
+                                 Linear* linear);
+  absl::Status DescribeQuantized(const ScaledModule& module,
+                                 uint64_t out_features, uint64_t in_features,
+                                 Linear* linear);
+  absl::Status DescribeAtLoad(const TensorInfo& tensor, uint64_t out_features,
+                              uint64_t in_features, Linear* linear);
+  absl::Status RefuseAtLoad(const TensorInfo& tensor) const;
+  absl::Status CheckShape(const TensorInfo& tensor,
+                          const std::vector<uint64_t>& expected) const;
   absl::Status DescribeBias(const std::string& module, const TensorInfo* tensor,
                             uint64_t size, ParameterVector* bias);
   absl::StatusOr<const TensorInfo*> Require(const std::string& name);
@@ -104,7 +134,7 @@ class WeightBuilder {
   absl::Status ForEachInHand(const std::function<absl::Status()>& make);
   absl::Status BuildInHand(const StreamingOptions& options, ThreadPool* pool);
   absl::Status ReserveInHand();
-  // The bytes of a part, and addresses enough for what is made of them.
+  // The bytes of a part, as they are kept.
   Bytes TensorBytes(size_t part) const;
   absl::StatusOr<std::vector<TensorPlacement>> AllocateTensors();
   absl::Status Stream(std::span<const TensorPlacement> tensors,
@@ -114,9 +144,29 @@ class WeightBuilder {
   // Once all parts are built, or reserved and not `loaded`.
   void ConnectParts(bool loaded);
   absl::StatusOr<GroupedRows> RowsOf(const GptqModule& module);
+  absl::StatusOr<std::vector<uint32_t>> ScaleColumnsOf(
+      const ScaledModule& module);
   // For the part that is being built.
   absl::StatusOr<DeviceAddress> AllocateBytes(Bytes size);
+  // Room in the part that is being built for an index that Build makes on the
+  // way.
+  absl::Status ReserveIndex(const std::vector<uint32_t>& index);
+  absl::Status AllocateAtLoad();
+  // Of what is quantised at load and in hand.
+  std::vector<const PendingAtLoad*> AtLoadInHand() const;
+  absl::StatusOr<DeviceAddress> AllocateLanding(
+      std::span<const PendingAtLoad* const> pending, Bytes* size);
+  absl::Status FreeLanding(DeviceAddress landing);
+  absl::Status ReserveLanding();
+  absl::Status StreamAtLoad(const StreamingOptions& options, ThreadPool* pool);
+  absl::Status LoadAndRound(DeviceAddress landing,
+                            std::vector<LandedRows>* landed,
+                            const StreamingOptions& options, ThreadPool* pool);
+  absl::Status Round(const LandedRows& part, const void* rows,
+                     ThreadPool* pool);
+  absl::Status FinishQuantized(ThreadPool* pool);
   absl::Status FinishGptq(const PendingGptq& pending, ThreadPool* pool);
+  absl::Status FinishScaled(const PendingScaled& pending, ThreadPool* pool);
   // Copies host integers to a device allocation of their own.
   absl::StatusOr<const uint32_t*> Upload(std::span<const uint32_t> values);
   absl::Status ReadRopeFactors();
@@ -125,19 +175,24 @@ class WeightBuilder {
   Runtime* const runtime_;
   const Checkpoint& checkpoint_;
   const ModelConfig& config_;
+  const WeightOptions options_;
   ModelWeights* const weights_;
   const TensorNames& names_;
   OwnerId owner_;
 
-  std::vector<GptqModule> modules_;
-  std::unordered_map<std::string, const GptqModule*> module_by_name_;
-  bool zeros_are_v2_ = false;
+  QuantizedModules quantized_;
+  std::unordered_map<std::string,
+                     std::variant<const GptqModule*, const ScaledModule*>>
+      module_by_name_;
   size_t in_hand_ = kResidentParts;
   size_t part_ = 0;            // that is being built
   std::vector<size_t> units_;  // by part, in its store
   Bytes streamed_;             // of all parts, so far
   std::vector<Placement> placements_;
   std::vector<PendingGptq> pending_gptq_;
+  std::vector<PendingScaled> pending_scaled_;
+  std::vector<PendingAtLoad> pending_at_load_;
+  WeightDefects defects_;
   std::unordered_set<const TensorInfo*> used_;
 };
 

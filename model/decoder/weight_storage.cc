@@ -27,6 +27,8 @@ std::vector<PlacementBlock> WeightBuilder::Blocks() const {
       weights_->parts_.size());
   for (const Placement& placement : placements_)
     modules[placement.part].insert(ModuleOf(placement.tensor->name));
+  for (const PendingAtLoad& pending : pending_at_load_)
+    modules[pending.part].insert(ModuleOf(pending.tensor->name));
   for (size_t part = 0; part < weights_->parts_.size(); ++part) {
     blocks.push_back({.name = weights_->parts_[part].name,
                       .size = TensorBytes(part),
@@ -42,6 +44,11 @@ Bytes WeightBuilder::TensorBytes(size_t part) const {
   for (const Placement& placement : placements_) {
     if (placement.part == part)
       total = SaturatingAdd(total, placement.tensor->size);
+  }
+  for (const PendingAtLoad& pending : pending_at_load_) {
+    if (pending.part == part)
+      total = SaturatingAdd(total, SaturatingAdd(CodeBytes(*pending.matrix),
+                                                 ScaleBytes(*pending.matrix)));
   }
   return total;
 }
@@ -154,6 +161,8 @@ absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
   Bytes total;
   for (const Placement& placement : placements_)
     total = SaturatingAdd(total, placement.tensor->size);
+  for (const PendingAtLoad& pending : pending_at_load_)
+    total = SaturatingAdd(total, pending.tensor->size);
   LoadReport& report = weights_->load_report_;
   // One device after another, since a ring belongs to one.
   for (int device = 0; device < runtime_->device_count(); ++device) {

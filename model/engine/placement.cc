@@ -162,8 +162,9 @@ absl::StatusOr<DeviceOptions> DevicesFor(const Checkpoint& checkpoint,
     devices.limits[device] = limit.limit;
   }
   if (!PolicyOf(placement).has_value()) {
-    QUIRE_ASSIGN_OR_RETURN(const std::vector<PlacementBlock> blocks,
-                           ModelWeights::Blocks(checkpoint, config));
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::vector<PlacementBlock> blocks,
+        ModelWeights::Blocks(checkpoint, config, options.weights));
     QUIRE_ASSIGN_OR_RETURN(
         const DeviceMap map,
         ReadDeviceMap(placement.device_map, blocks, kAnyDevice));
@@ -180,8 +181,9 @@ absl::StatusOr<WeightPlacement> PlaceWeights(const Checkpoint& checkpoint,
   const PlacementOptions& placement = options.placement;
   WeightPlacement result{{}, placement.offload};
   if (!placement.in_use()) return result;
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<PlacementBlock> blocks,
-                         ModelWeights::Blocks(checkpoint, config));
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::vector<PlacementBlock> blocks,
+      ModelWeights::Blocks(checkpoint, config, options.weights));
   const std::optional<PlacementPolicy> policy = PolicyOf(placement);
   if (!policy.has_value()) {
     QUIRE_ASSIGN_OR_RETURN(DeviceMap map,

@@ -173,7 +173,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   QUIRE_ASSIGN_OR_RETURN(
       session->weights_,
       ModelWeights::Load(runtime, *session->checkpoint_, config,
-                         options.streaming, session->pool_.get(), placement));
+                         options.streaming, session->pool_.get(), placement,
+                         options.weights));
 
   // Before the cache, which may take all that is left.
   QUIRE_ASSIGN_OR_RETURN(

@@ -30,7 +30,7 @@ absl::StatusOr<std::vector<float>> ReadWeight(const Linear& linear, bool rotary,
   const auto* dense = std::get_if<DenseMatrix>(&linear.matrix);
   if (dense == nullptr)
     return absl::FailedPreconditionError(
-        absl::StrCat(name, ": is quantised by GPTQ already"));
+        absl::StrCat(name, ": is quantised already"));
   std::vector<float> weight(dense->out_features * dense->in_features);
   for (size_t row = 0; row < dense->out_features; ++row)
     DequantizeRow(*dense,

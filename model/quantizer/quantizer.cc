@@ -212,7 +212,7 @@ absl::Status CheckSource(const Session& source) {
   if (!std::holds_alternative<DenseMatrix>(source.weights().output().matrix))
     return absl::FailedPreconditionError(
         absl::StrCat(source.checkpoint().folder(),
-                     ": the output head is quantised by GPTQ already"));
+                     ": the output head is quantised already"));
   return absl::OkStatus();
 }
 

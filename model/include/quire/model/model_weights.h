@@ -32,7 +32,7 @@ struct ParameterVector {
 
 // One linear layer, of whatever storage.
 struct Linear {
-  std::variant<DenseMatrix, GptqMatrix> matrix;
+  std::variant<DenseMatrix, GptqMatrix, ScaledMatrix> matrix;
   ParameterVector bias;
 
   size_t out_features() const;
@@ -77,6 +77,16 @@ struct PartResidence {
   size_t visit = 0;               // in the schedule of the store
 };
 
+// What the linears of the layers are rounded to as they are loaded, from F16,
+// BF16 or F32: int8 with a scale for each output, or NF4 with one for each 64
+// inputs, as bitsandbytes has them. Embedding, head and norms stay as they are.
+enum class LoadQuantization : uint8_t { kNone, kInt8, kNf4 };
+const char* LoadQuantizationName(LoadQuantization quantization);
+
+struct WeightOptions {
+  LoadQuantization quantization = LoadQuantization::kNone;
+};
+
 // Immutable after Load. The device memory is freed with it: REQUIRES that no
 // stream uses it any more.
 class ModelWeights {
@@ -86,13 +96,15 @@ class ModelWeights {
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(
       Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
       const StreamingOptions& options, ThreadPool* pool,
-      const WeightPlacement& placement = {});
+      const WeightPlacement& placement = {},
+      const WeightOptions& weight_options = {});
   // Allocates what Load would, in the same order, and loads nothing: to learn
   // what a model takes, on a device without memory. What it points to must not
   // be read. `runtime` must outlive it.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Reserve(
       Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
-      const WeightPlacement& placement = {});
+      const WeightPlacement& placement = {},
+      const WeightOptions& weight_options = {});
   ~ModelWeights();
 
   // Whether the checkpoint has every tensor that Load wants, of the right type
@@ -102,7 +114,8 @@ class ModelWeights {
   // The parts as a device map places them: the embedding, the layers, the last
   // norm, the head. Same errors; reads no weight.
   static absl::StatusOr<std::vector<PlacementBlock>> Blocks(
-      const Checkpoint& checkpoint, const ModelConfig& config);
+      const Checkpoint& checkpoint, const ModelConfig& config,
+      const WeightOptions& weight_options = {});
 
   const DenseMatrix& embedding() const { return embedding_; }
   const std::vector<DecoderLayer>& layers() const { return layers_; }

@@ -92,6 +92,7 @@ struct SessionOptions {
   PlacementOptions placement;
   SharingOptions sharing;
   StreamingOptions streaming;
+  WeightOptions weights;
   DecoderOptions decoder;
   // Loaded before the cache takes its memory.
   std::vector<AdapterSource> adapters;
