@@ -72,6 +72,11 @@ GoldenCase ReadGoldenCase(const fs::path& folder) {
   result.prompt = expect.at("prompt").get<std::vector<TokenId>>();
   result.greedy = expect.at("greedy").get<std::vector<TokenId>>();
   result.rtol = expect.at("rtol").get<double>();
+  const std::string quantization = expect.value("quantization", "none");
+  for (const LoadQuantization known :
+       {LoadQuantization::kInt8, LoadQuantization::kNf4})
+    if (quantization == LoadQuantizationName(known))
+      result.quantization = known;
   ReadNpy(folder / expect.at("logits").get<std::string>(), &result);
   return result;
 }

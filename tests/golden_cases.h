@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "quire/model/model_weights.h"
 #include "quire/model/tokenizer.h"
 
 namespace quire {
@@ -21,6 +22,7 @@ struct GoldenCase {
   std::vector<TokenId> prompt;
   std::vector<TokenId> greedy;
   double rtol = 0;
+  LoadQuantization quantization = LoadQuantization::kNone;
   std::vector<float> logits;  // [prompt, vocab]
   size_t vocab = 0;
 };

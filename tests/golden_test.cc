@@ -94,6 +94,7 @@ void CheckCase(const fs::path& folder, uint32_t layers_per_row) {
   options.layers_per_row = layers_per_row;
   if (!golden.adapter.empty())
     options.adapters.push_back({"golden", golden.adapter});
+  options.weights.quantization = golden.quantization;
   const std::unique_ptr<Session> session = Open(golden.model, options);
   ASSERT_NE(session, nullptr);
   const AdapterId adapter =
@@ -133,13 +134,13 @@ TEST_P(SharedGoldenTest, LogitsAndTokensAreThoseOfTransformers) {
   CheckCase(GetParam(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, SharedGoldenTest,
-                         testing::ValuesIn(FindGoldenCases(
-                             kSharedCases,
-                             {"plain-", "gptq-w", "gptq-dynamic",
-                              "arch-smollm2", "arch-llama3-rope",
-                              "arch-llama-linear-rope", "arch-qwen", "lora-"})),
-                         CaseName);
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SharedGoldenTest,
+    testing::ValuesIn(FindGoldenCases(
+        kSharedCases, {"plain-", "gptq-w", "gptq-dynamic", "onecomp-", "awq-",
+                       "fp8-", "arch-smollm2", "arch-llama3-rope",
+                       "arch-llama-linear-rope", "arch-qwen", "lora-"})),
+    CaseName);
 // Where the set is not there.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SharedGoldenTest);
 

@@ -46,7 +46,8 @@ ModelPlan Plan(const fs::path& folder, const SessionOptions& options) {
 class PlanTest : public testing::TestWithParam<fs::path> {};
 
 TEST_P(PlanTest, ASessionTakesWhatWasPlanned) {
-  const SessionOptions options = Options(MiB(64));
+  SessionOptions options = Options(MiB(64));
+  options.weights.quantization = ReadGoldenCase(GetParam()).quantization;
   const ModelPlan plan = Plan(GetParam(), options);
   const auto session = Session::Open(GetParam(), options);
   ASSERT_TRUE(session.ok()) << session.status();
@@ -63,6 +64,7 @@ TEST_P(PlanTest, ASessionTakesWhatWasPlanned) {
 // The longest sequence is one that a session takes, and no more than it can.
 TEST_P(PlanTest, OnADeviceThatIsShortTheLongestSequenceIsTaken) {
   SessionOptions options = Options(MiB(64));
+  options.weights.quantization = ReadGoldenCase(GetParam()).quantization;
   const ModelPlan roomy = Plan(GetParam(), options);
   options.device.memory_utilization = 1;
   options.device.device_memory = SaturatingAdd(roomy.fixed, KiB(3 * 64));
@@ -114,7 +116,8 @@ INSTANTIATE_TEST_SUITE_P(Golden, PlanTest,
                          testing::ValuesIn(FindGoldenCases(
                              fs::path(QUIRE_SOURCE_DIR) / "tests/golden",
                              {"plain-f32", "gptq-w4-act-order",
-                              "plain-bf16-tied", "gptq-w3-asym"})),
+                              "plain-bf16-tied", "gptq-w3-asym", "awq-w4-g16",
+                              "fp8-block", "ct-w4-actorder", "load-"})),
                          NameOf);
 
 TEST(PlanAdviceTest, SaysWhatIsMissing) {

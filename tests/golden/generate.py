@@ -12,6 +12,7 @@ import pathlib
 import sys
 
 import checkpoints
+import formats
 import parts_data
 import tokenizers_data
 
@@ -23,6 +24,11 @@ def main():
   for name in checkpoints.CASES:
     if not wanted or name in wanted:
       checkpoints.write(name, FOLDER / name)
+  for name in formats.CASES:
+    if not wanted or name in wanted:
+      formats.write(name, FOLDER / name)
+  if not wanted or "mxfp4" in wanted:
+    formats.write_mxfp4(FOLDER / "mxfp4")
   for name in tokenizers_data.TOKENIZERS:
     if not wanted or name in wanted:
       tokenizers_data.write(name, FOLDER / "tokenizers" / name)
