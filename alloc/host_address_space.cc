@@ -87,10 +87,11 @@ absl::Status HostAddressSpace::Map(uint64_t address,
   QUIRE_ASSIGN_OR_RETURN(std::vector<PageMapping> mappings,
                          table_.PlanMap(address, pages));
   const uint64_t size = mappings.back().end() - address;
-  const uint64_t before = CountAround(address, size);
+  const DeviceId device = pages.front().device;
+  const uint64_t before = CountAround(address, size, device);
   for (const PageMapping& mapping : mappings) table_.AddMapping(mapping);
   const uint64_t needed =
-      kernel_mappings_ + CountAround(address, size) - before;
+      kernel_mappings_ + CountAround(address, size, device) - before;
   const auto forget = [&] {
     for (const PageMapping& mapping : mappings) {
       table_.RemoveMapping(mapping.address);
@@ -118,7 +119,7 @@ absl::Status HostAddressSpace::Map(uint64_t address,
         mapped->push_back(mapping.page.handle);
       }
     }
-    kernel_mappings_ += CountAround(address, size) - before;
+    kernel_mappings_ += CountAround(address, size, device) - before;
     return absl::DataLossError(absl::StrFormat(
         "%s; the rollback was refused too, so that %s is in quarantine",
         std::string(status.message()), FormatRange(address, done)));
@@ -156,12 +157,13 @@ absl::Status HostAddressSpace::Unmap(uint64_t address, uint64_t size,
                                      std::vector<PageHandle>* unmapped) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<PageMapping> mappings,
                          table_.FindUnmap(address, size));
-  const uint64_t before = CountAround(address, size);
+  const DeviceId device = mappings.front().page.device;
+  const uint64_t before = CountAround(address, size, device);
   for (const PageMapping& mapping : mappings) {
     table_.RemoveMapping(mapping.address);
   }
   const uint64_t needed =
-      kernel_mappings_ + CountAround(address, size) - before;
+      kernel_mappings_ + CountAround(address, size, device) - before;
   const auto remember = [&] {
     for (const PageMapping& mapping : mappings) table_.AddMapping(mapping);
   };
@@ -170,9 +172,8 @@ absl::Status HostAddressSpace::Unmap(uint64_t address, uint64_t size,
     remember();
     return OutOfMappings("Unmap", needed);
   }
-  const Removal removal = backed(mappings.front().page.device)
-                              ? RemoveFromKernel(address, size)
-                              : Removal::kDone;
+  const Removal removal =
+      backed(device) ? RemoveFromKernel(address, size) : Removal::kDone;
   if (removal == Removal::kRefused) {
     remember();
     return OutOfMappings("Unmap", needed);
@@ -182,7 +183,7 @@ absl::Status HostAddressSpace::Unmap(uint64_t address, uint64_t size,
   }
   if (removal == Removal::kAddressesLost) {
     table_.AddLostAddresses(address, size);
-    kernel_mappings_ += CountAround(address, size) - before;
+    kernel_mappings_ += CountAround(address, size, device) - before;
     return absl::DataLossError(absl::StrFormat(
         "Unmap: out of kernel mappings (%d in use): %s is unmapped, but the "
         "addresses were lost and are in quarantine",
@@ -199,6 +200,11 @@ HostAddressSpace::Removal HostAddressSpace::RemoveFromKernel(uint64_t address,
   if (kernel_->Unmap(address, size) != 0) return Removal::kRefused;
   return kernel_->ReserveAt(address, size) == 0 ? Removal::kDone
                                                 : Removal::kAddressesLost;
+}
+
+uint64_t HostAddressSpace::CountAround(uint64_t address, uint64_t size,
+                                       DeviceId device) const {
+  return backed(device) ? CountAround(address, size) : 0;
 }
 
 uint64_t HostAddressSpace::CountAround(uint64_t address, uint64_t size) const {

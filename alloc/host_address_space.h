@@ -67,6 +67,9 @@ class HostAddressSpace {
   // What the kernel needs for the part of a reservation around the range,
   // both neighbours included: comparable before and after a change there.
   uint64_t CountAround(uint64_t address, uint64_t size) const;
+  // The same, to compare around a change of pages of `device`: without memory
+  // they need nothing of the kernel, so nobody has to count.
+  uint64_t CountAround(uint64_t address, uint64_t size, DeviceId device) const;
   absl::Status MapRuns(std::span<const PhysicalPage> pages, uint64_t address,
                        uint64_t* done);
   // Takes the mapping away and keeps the addresses.

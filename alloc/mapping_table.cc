@@ -191,8 +191,8 @@ std::vector<PageMapping> MappingTable::FindOverlapping(uint64_t address,
   return found;
 }
 
-std::map<uint64_t, PageMapping>::const_iterator MappingTable::FirstEndingBehind(
-    uint64_t address) const {
+absl::btree_map<uint64_t, PageMapping>::const_iterator
+MappingTable::FirstEndingBehind(uint64_t address) const {
   auto mapping = mappings_.upper_bound(address);
   if (mapping != mappings_.begin()) {
     const auto before = std::prev(mapping);

@@ -14,12 +14,12 @@
 #define QUIRE_ALLOC_MAPPING_TABLE_H_
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "alloc/page_table.h"
@@ -88,10 +88,12 @@ class MappingTable {
   std::vector<PageMapping> FindOverlapping(uint64_t address,
                                            uint64_t size) const;
   // By address.
-  const std::map<uint64_t, uint64_t>& reservations() const {
+  const absl::btree_map<uint64_t, uint64_t>& reservations() const {
     return reservations_;
   }
-  const std::map<uint64_t, PageMapping>& mappings() const { return mappings_; }
+  const absl::btree_map<uint64_t, PageMapping>& mappings() const {
+    return mappings_;
+  }
 
  private:
   // OK where the range is aligned and lies in one reservation.
@@ -99,12 +101,12 @@ class MappingTable {
                              uint64_t size) const;
   absl::Status CheckMap(uint64_t address, uint64_t size) const;
   // The first mapping that ends behind `address`.
-  std::map<uint64_t, PageMapping>::const_iterator FirstEndingBehind(
+  absl::btree_map<uint64_t, PageMapping>::const_iterator FirstEndingBehind(
       uint64_t address) const;
 
   const uint64_t granularity_;
-  std::map<uint64_t, uint64_t> reservations_;  // address -> size
-  std::map<uint64_t, PageMapping> mappings_;
+  absl::btree_map<uint64_t, uint64_t> reservations_;  // address -> size
+  absl::btree_map<uint64_t, PageMapping> mappings_;
 };
 
 // "[0x7f0000000000, +2.00 MiB)": how messages name a range.

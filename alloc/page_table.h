@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/units.h"
@@ -57,13 +57,13 @@ class PageTable {
   // REQUIRES: AddMapping was called for it.
   std::optional<PhysicalPage> DropMapping(PageHandle handle);
 
-  const std::unordered_map<PageHandle, Entry>& entries() const {
+  const absl::flat_hash_map<PageHandle, Entry>& entries() const {
     return entries_;
   }
 
  private:
   uint64_t last_handle_ = 0;
-  std::unordered_map<PageHandle, Entry> entries_;
+  absl::flat_hash_map<PageHandle, Entry> entries_;
 };
 
 }  // namespace quire

@@ -11,8 +11,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <set>
 
+#include "absl/container/btree_set.h"
 #include "alloc/span.h"
 #include "quire/alloc/units.h"
 
@@ -53,7 +53,7 @@ class RangeCache {
     }
   };
 
-  std::set<Span*, BySizeThenAddress> spans_;
+  absl::btree_set<Span*, BySizeThenAddress> spans_;
 };
 
 }  // namespace quire

@@ -33,9 +33,9 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "quire/alloc/units.h"
@@ -124,7 +124,7 @@ class SeamPacker {
     bool is_idle() const { return mapped > 0 && idle == mapped; }
   };
   // Room and page id.
-  using Rooms = std::set<std::pair<uint64_t, uint64_t>>;
+  using Rooms = absl::btree_set<std::pair<uint64_t, uint64_t>>;
 
   uint64_t RoomBefore(const SeamPage& page) const;
   uint64_t RoomBehind(const SeamPage& page) const;
