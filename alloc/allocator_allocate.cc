@@ -20,6 +20,9 @@ constexpr std::chrono::microseconds kLastPollInterval(500);
 // So many times in a row is no accident.
 constexpr int kGatherAttempts = 64;
 
+// After so many, a large allocation takes all of its pages from the pool.
+constexpr uint64_t kAttemptsBeforePool = 3;
+
 // Before a page is made, what cools is given so long to become free: about what
 // making the page takes, so that the wait costs no more than it may save.
 constexpr std::chrono::microseconds kPatiencePerPage(30);
@@ -27,7 +30,7 @@ constexpr std::chrono::microseconds kMostPatience(1000);
 
 // What a large allocation takes. REQUIRES: `size` is below a limit of pages.
 uint64_t LargeBytes(Bytes size) {
-  return std::max(*CheckedAlignUp(size.value(), kSeamBytes), kSeamBytes);
+  return std::max(*CheckedAlignUp(size.value(), kPieceGrain), kPieceGrain);
 }
 
 }  // namespace
@@ -148,14 +151,13 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
       [&](OwnerHeap* heap, RangeNeeds* needs)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::StatusOr<Block> {
     // A slab within a page does not have every alignment.
-    const uint64_t first = request.alignment.value() <= kSeamBytes
+    const uint64_t first = request.alignment.value() <= kPieceGrain
                                ? heap->FirstSlabBytes(size_class)
                                : 0;
-    const uint64_t new_pages =
-        first > 0 ? heap->PlanLarge(first, kDefaultAlignment).new_pages()
-                  : pages.value();
+    uint64_t new_pages = pages.value();
+    if (first > 0) new_pages = heap->HasRoomFor(first) ? 0 : 1;
     *needs = {.pages = PageCount(new_pages),
-              .addresses = PageCount(std::max<uint64_t>(new_pages, 1)),
+              .addresses = PageCount(new_pages + 1),
               .missing = new_pages,
               .wait = wait,
               .keep = OwnerHeap::Keep::kComebacks};
@@ -189,14 +191,7 @@ std::optional<Block> DeviceAllocator::Impl::TakeAnyRoom(
     if (slot_sizes_[i] % request.alignment.value() != 0) continue;
     if (const auto block = TakeSlot(heap, i, request)) return block;
   }
-  const uint64_t bytes = LargeBytes(request.size);
-  if (heap->PlanLarge(bytes, request.alignment).new_pages() > 0) {
-    return std::nullopt;
-  }
-  uint64_t missing = 0;
-  absl::StatusOr<Block> block = heap->AddLarge(
-      bytes, request.alignment, request.stream, /*prepared=*/0, &missing);
-  return block.ok() ? std::optional(*block) : std::nullopt;
+  return TakeOrMap(heap, LargeBytes(request.size), request);
 }
 
 // ---- Large ------------------------------------------------------------------
@@ -208,22 +203,15 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
   const uint64_t bytes = LargeBytes(request.size);
   {
     MutexLock lock(&mutex_);
+    KeepToLimit();
     OwnerHeap* const heap = HeapFor(request);
-    std::optional<Block> block = TakeRange(heap, bytes, request);
+    std::optional<Block> block =
+        heap->TakeLarge(bytes, request.alignment, request.stream);
     if (!block) {
       Poll();
-      block = TakeRange(heap, bytes, request);
+      block = TakeOrMap(heap, bytes, request);
     }
     if (block) return Publish(*block, request);
-  }
-  // Waiting makes the pool take what cools here, and a stream that has enough
-  // of its own is better off with that.
-  if (!HasRoom(PagesFor(Bytes(bytes), memory_->page_size()), request.owner)) {
-    MutexLock lock(&mutex_);
-    if (const auto block =
-            TakePartOfOwnRange(HeapFor(request), bytes, request)) {
-      return Publish(*block, request);
-    }
   }
   return AllocateNewRange(bytes, request);
 }
@@ -233,59 +221,112 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
   const auto add =
       [&](OwnerHeap* heap, RangeNeeds* needs)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-            SeamPlan plan = heap->PlanLarge(bytes, request.alignment);
-            const uint64_t prepared =
-                Recycle(plan.new_pages(), heap, OwnerHeap::Keep::kNothing);
-            // What was recycled may leave room for its ends.
-            plan = heap->PlanLarge(bytes, request.alignment);
-            // So may what is parked, though there are pages enough.
-            if (plan.tail_is_new) {
-              heap->ReleaseSeams();
-              plan = heap->PlanLarge(bytes, request.alignment);
-            }
-            *needs = {.pages = PageCount(plan.new_pages()),
-                      .addresses = PageCount(plan.slots()),
-                      .alignment = request.alignment};
-            return heap->AddLarge(bytes, request.alignment, request.stream,
-                                  prepared, &needs->missing);
+            const auto plan = [&] {
+              return heap->PlanLarge(bytes, request.alignment, request.stream);
+            };
+            const uint64_t attempts = needs->attempts;
+            if (attempts >= kAttemptsBeforePool) GiveOwnPages(heap, request);
+            const uint64_t wanted = plan().new_pages;
+            if (wanted > 0) RecycleForLarge(wanted, heap);
+            const LargePlan planned = plan();
+            const uint64_t prepared = memory_->Harvest().value();
+            *needs = {.pages = PageCount(planned.new_pages),
+                      .addresses = PageCount(planned.addresses),
+                      .alignment = request.alignment,
+                      .missing = planned.new_pages -
+                                 std::min(planned.new_pages, prepared),
+                      .large = true,
+                      .attempts = attempts + 1};
+            absl::StatusOr<Block> block =
+                heap->AddLarge(bytes, request.alignment, request.stream);
+            if (block.ok()) TrimDetours(heap, /*all=*/false);
+            return block;
           };
   return AddAndPublish(request, add);
 }
 
-std::optional<Block> DeviceAllocator::Impl::TakeRange(OwnerHeap* heap,
-                                                      uint64_t bytes,
-                                                      const Request& request) {
-  StreamFreeList* const list = heap->FindFreeList(request.stream);
-  if (list != nullptr) {
-    if (Span* const own = list->FindRange(bytes, heap->LargestExcess(bytes),
-                                          request.alignment)) {
-      list->RemoveRange(own);
-      heap->Revive({own, 0});
-      return Block{own, 0};
-    }
-  }
-  Span* const parked = heap->FindParked(bytes, request.alignment);
-  if (parked == nullptr) return std::nullopt;
-  return heap->TakeParked(parked);
+void DeviceAllocator::Impl::KeepToLimit() {
+  // One load, as long as there is plenty.
+  if (memory_->pressure() == PressureLevel::kNone) return;
+  const Bytes over = memory_->GetStatistics().over_limit;
+  if (over.zero()) return;
+  Collect(Flush::kAlways);
+  ReleaseFree(PagesFor(over, memory_->page_size()).value(), nullptr);
 }
 
-std::optional<Block> DeviceAllocator::Impl::TakePartOfOwnRange(
-    OwnerHeap* heap, uint64_t bytes, const Request& request) {
-  StreamFreeList* const list = heap->FindFreeList(request.stream);
-  Span* const own = list == nullptr
-                        ? nullptr
-                        : list->FindRange(bytes, UINT64_MAX, request.alignment);
-  if (own == nullptr) return std::nullopt;
-  // The rest still cools. For graphs it stays where it is.
-  std::optional<Fence> fence;
-  if (!heap->kept_for_graphs()) {
-    fence = list->FenceOf(own);
-    if (!fence) return std::nullopt;
+// Who is short of pages asks everybody for them, and this heap too: it would
+// give a few each time, and be as short as before.
+void DeviceAllocator::Impl::GiveOwnPages(OwnerHeap* heap,
+                                         const Request& request) {
+  heap->ReleaseFree(UINT64_MAX);
+  if (StreamFreeList* const list = heap->FindFreeList(request.stream)) {
+    heap->ReleaseCooling(list, UINT64_MAX);
   }
-  list->RemoveRange(own);
-  heap->Revive({own, 0});
-  if (fence) heap->Shrink(own, bytes, *fence);
-  return Block{own, 0};
+}
+
+std::optional<Block> DeviceAllocator::Impl::TakeOrMap(OwnerHeap* heap,
+                                                      uint64_t bytes,
+                                                      const Request& request) {
+  if (const auto block =
+          heap->TakeLarge(bytes, request.alignment, request.stream)) {
+    return block;
+  }
+  if (heap->PlanLarge(bytes, request.alignment, request.stream).new_pages > 0) {
+    return std::nullopt;
+  }
+  const absl::StatusOr<Block> block =
+      heap->AddLarge(bytes, request.alignment, request.stream);
+  if (!block.ok()) return std::nullopt;
+  TrimDetours(heap, /*all=*/false);
+  return *block;
+}
+
+bool DeviceAllocator::Impl::DropAllDetours() {
+  uint64_t dropped = 0;
+  for (const auto& heap : heaps_) {
+    dropped += TrimDetours(heap.get(), /*all=*/true);
+  }
+  return dropped > 0;
+}
+
+bool DeviceAllocator::Impl::FreeAddresses() {
+  const HookDeferral deferral(memory_);
+  MutexLock lock(&mutex_);
+  return DropAllDetours();
+}
+
+// The pool waits for the pages that cool in it. Those that cool here in parts
+// are no pages yet.
+bool DeviceAllocator::Impl::AwaitPartsOfPages() {
+  for (auto interval = kFirstPollInterval;;
+       interval = std::min(interval * 2, kLastPollInterval)) {
+    {
+      const HookDeferral deferral(memory_);
+      MutexLock lock(&mutex_);
+      const auto count = [this](uint64_t (OwnerHeap::*pages)() const)
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                               uint64_t sum = 0;
+                               for (const auto& heap : heaps_) {
+                                 sum += (heap.get()->*pages)();
+                               }
+                               return sum;
+                             };
+      const uint64_t before = count(&OwnerHeap::free_pages);
+      Collect(Flush::kAlways);
+      if (count(&OwnerHeap::free_pages) > before) return true;
+      if (count(&OwnerHeap::reclaimable_pages) == before || !CanCool()) {
+        return false;
+      }
+    }
+    std::this_thread::sleep_for(interval);
+  }
+}
+
+uint64_t DeviceAllocator::Impl::TrimDetours(OwnerHeap* heap, bool all) {
+  return heap->TrimDetours(
+      all, [this](StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return FindCapture(stream) == nullptr;
+      });
 }
 
 // ---- New ranges -------------------------------------------------------------
@@ -302,8 +343,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AddAndPublish(
       const absl::StatusOr<Block> block = add(heap, &needs);
       if (block.ok()) return Publish(*block, request);
       status = block.status();
-      // Out of mappings: to give a range back may make room for one.
-      if (absl::IsResourceExhausted(status) &&
+      // Out of mappings: to unmap something may make room for one.
+      if (absl::IsResourceExhausted(status) && !DropAllDetours() &&
           ReleaseFree(needs.addresses.value(), heap) == 0) {
         break;
       }
@@ -313,9 +354,15 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AddAndPublish(
     if (!std::exchange(awaited, true) && AwaitSoon(needs, request)) {
       continue;
     }
-    QUIRE_RETURN_IF_ERROR(memory_->Gather(request.owner, needs.pages,
-                                          needs.addresses, needs.alignment,
-                                          needs.wait));
+    absl::Status gathered =
+        memory_->Gather(request.owner, needs.pages, needs.addresses,
+                        needs.alignment, needs.wait);
+    if (absl::IsResourceExhausted(gathered) && FreeAddresses()) continue;
+    if (absl::IsResourceExhausted(gathered) && needs.wait &&
+        AwaitPartsOfPages()) {
+      continue;
+    }
+    QUIRE_RETURN_IF_ERROR(gathered);
   }
   return DescribeRefusal(needs.addresses, request.owner, status);
 }
@@ -340,6 +387,23 @@ uint64_t DeviceAllocator::Impl::Recycle(uint64_t wanted, OwnerHeap* heap,
   return memory_->Harvest().value();
 }
 
+uint64_t DeviceAllocator::Impl::RecycleForLarge(uint64_t wanted,
+                                                OwnerHeap* heap) {
+  uint64_t prepared = memory_->Harvest().value();
+  if (prepared >= wanted) return prepared;
+  const uint64_t before = heap->free_pages();
+  Collect(Flush::kNowAndThen);
+  heap->DissolveEmptySlabs(wanted - prepared, OwnerHeap::Keep::kNothing);
+  const uint64_t gained =
+      heap->free_pages() - std::min(before, heap->free_pages());
+  for (const auto& other : heaps_) {
+    if (prepared + gained >= wanted) break;
+    if (other.get() == heap) continue;
+    prepared += other->ReleaseFree(wanted - prepared - gained);
+  }
+  return memory_->Harvest().value() + gained;
+}
+
 bool DeviceAllocator::Impl::AwaitSoon(const RangeNeeds& needs,
                                       const Request& request) {
   const auto now = std::chrono::steady_clock::now;
@@ -349,14 +413,15 @@ bool DeviceAllocator::Impl::AwaitSoon(const RangeNeeds& needs,
   for (;;) {
     {
       MutexLock lock(&mutex_);
-      if (Recycle(needs.missing, HeapFor(request), needs.keep) >=
-          needs.missing) {
-        return true;
-      }
+      OwnerHeap* const heap = HeapFor(request);
+      const uint64_t there = needs.large
+                                 ? RecycleForLarge(needs.missing, heap)
+                                 : Recycle(needs.missing, heap, needs.keep);
+      if (there >= needs.missing) return true;
       bool cools = memory_->GetStatistics().cooling > Bytes(0);
-      for (const auto& heap : heaps_) {
-        cools = cools || (!heap->kept_for_graphs() &&
-                          heap->accounts().cooling_bytes > 0);
+      for (const auto& other : heaps_) {
+        cools = cools || (!other->kept_for_graphs() &&
+                          other->accounts().cooling_bytes > 0);
       }
       if (!cools || now() >= deadline) return false;
     }
@@ -386,6 +451,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Publish(
   if (span->large()) {
     span->requested = request.size;
     span->stream = request.stream;
+    (void)IndexOfStream(request.stream);
     block.record().store(
         SlotRecord::Live(0, SlotRecord::kOtherStream, inherits));
   } else {
@@ -442,7 +508,7 @@ OwnerHeap* DeviceAllocator::Impl::HeapOf(OwnerId owner) {
   OwnerHeap*& heap = heap_of_owner_[owner.value()];
   if (heap == nullptr) {
     heap = AddHeap(owner, owner.value());
-    heap->SetAsleep(IsAsleep(owner));
+    heap->set_asleep(IsAsleep(owner));
   }
   return heap;
 }

@@ -6,6 +6,14 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
+namespace {
+
+absl::Status FreedAlready(DeviceAddress address) {
+  return absl::FailedPreconditionError(
+      absl::StrFormat("%#x was freed already", address.value()));
+}
+
+}  // namespace
 
 absl::Status DeviceAllocator::Impl::FreeSlow(DeviceAddress address,
                                              StreamId stream) {
@@ -117,21 +125,25 @@ absl::Status DeviceAllocator::Impl::CoolOnStream(Block block, StreamId stream) {
   }
   QUIRE_ASSIGN_OR_RETURN(StreamFreeList* const list, GetFreeList(heap, stream));
   block.record().store(was.Freed());
-  heap->Cool(block);
-  PushCooling(list, block);
+  PushCooling(heap, list, block);
   return absl::OkStatus();
 }
 
 // A batch is closed when the next free comes, not with the free that fills it:
-// memory that goes round on one stream needs no event. Where the driver
+// memory that goes round on one stream needs no event. As long as there is only
+// one, nobody else waits for its memory, and a batch is closed when somebody
+// does. Where the driver
 // refuses, the batch stays open and the next free, or the next request for this
 // memory, tries again.
-void DeviceAllocator::Impl::PushCooling(StreamFreeList* list, Block block) {
+void DeviceAllocator::Impl::PushCooling(OwnerHeap* heap, StreamFreeList* list,
+                                        Block block) {
   const bool each = options_.fence_batch.zero();
-  if (!each && list->open_bytes() >= options_.fence_batch.value()) {
+  (void)IndexOfStream(list->stream());
+  if (!each && streams_.size() > 1 &&
+      list->open_bytes() >= options_.fence_batch.value()) {
     (void)list->CloseBatch();
   }
-  list->Push(block);
+  heap->CoolIn(list, block, /*noted=*/options_.trace != nullptr);
   if (each) (void)list->CloseBatch();
 }
 
@@ -187,35 +199,36 @@ absl::Status DeviceAllocator::Impl::RecordStream(DeviceAddress address,
 
 absl::StatusOr<Block> DeviceAllocator::Impl::LocateLive(
     DeviceAddress address) const {
-  Span* const span = spans_ == nullptr ? nullptr : spans_->Find(address);
+  Span* span = spans_ == nullptr ? nullptr : spans_->Find(address);
+  bool was_in_use = false;
+  if (span != nullptr && span->marker) {
+    was_in_use = span->heap->WasInUse(address);
+    span = span->heap->FindLarge(address);
+  }
   if (span == nullptr) {
+    if (was_in_use) return FreedAlready(address);
     return absl::InvalidArgumentError(absl::StrFormat(
         "%#x was not allocated here, or its memory was given back since",
         address.value()));
   }
-  if (!span->parked) {
-    if (const std::optional<uint32_t> slot = span->SlotAt(address.value())) {
-      switch (span->records[*slot].load().use()) {
-        case SlotUse::kLive:
-          return Block{span, *slot};
-        case SlotUse::kUnused:
-          return absl::InvalidArgumentError(
-              absl::StrFormat("%#x was never allocated", address.value()));
-        case SlotUse::kFreed:
-          break;
-      }
-    }
-  }
-  const uint64_t offset = address.value() - span->base;
-  if (address.value() < span->base || offset % span->last_slot_size != 0 ||
-      offset / span->last_slot_size >= span->last_slot_count) {
+  const std::optional<uint32_t> slot = span->SlotAt(address.value());
+  if (!slot) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%#x is not the start of an allocation: it is byte %u of one of %u "
         "bytes",
-        address.value(), offset % span->last_slot_size, span->last_slot_size));
+        address.value(), (address.value() - span->base) % span->slot_size,
+        span->slot_size));
   }
-  return absl::FailedPreconditionError(
-      absl::StrFormat("%#x was freed already", address.value()));
+  switch (span->records[*slot].load().use()) {
+    case SlotUse::kLive:
+      return Block{span, *slot};
+    case SlotUse::kUnused:
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%#x was never allocated", address.value()));
+    case SlotUse::kFreed:
+      break;
+  }
+  return FreedAlready(address);
 }
 
 absl::Status DeviceAllocator::Impl::CheckStream(StreamId stream) const {

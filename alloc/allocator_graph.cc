@@ -189,6 +189,7 @@ void DeviceAllocator::Impl::DropReleasedPools() {
   for (size_t i = released_pools_.size(); i-- > 0;) {
     OwnerHeap* const heap = released_pools_[i].heap;
     if (heap->accounts().mapped_bytes > 0) continue;
+    heap->ReleaseAll(Fence());
     HeapOf(heap->owner())->counters() += heap->counters();
     std::erase_if(heaps_,
                   [heap](const auto& other) { return other.get() == heap; });

@@ -191,6 +191,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
     Bytes alignment;
     uint64_t missing = 0;  // of its pages
     bool wait = true;      // for pages that cool
+    bool large = false;    // so that free pages of its own serve it as they are
+    uint64_t attempts = 0;  // that have failed
     OwnerHeap::Keep keep = OwnerHeap::Keep::kNothing;
   };
   // Makes a range in the heap, from what is there, and takes a block of it, or
@@ -206,6 +208,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // live. Returns how many are.
   uint64_t Recycle(uint64_t wanted, OwnerHeap* heap, OwnerHeap::Keep keep)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same for a large allocation, which can have the heap's own pages where
+  // they lie: those that became free count, and stay.
+  uint64_t RecycleForLarge(uint64_t wanted, OwnerHeap* heap)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits a little for the pages that are missing, of those that cool. Whether
   // they are there.
   bool AwaitSoon(const RangeNeeds& needs, const Request& request)
@@ -214,9 +220,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status DescribeRefusal(PageCount pages, OwnerId owner,
                                const absl::Status& refusal) const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether so many pages are there that nobody has a use for, and the owner may
-  // have. A guess: what others would give back, or the driver not give at all,
-  // is not known here.
+  // Whether so many pages are there that nobody has a use for, and the owner
+  // may have. A guess: what others would give back, or the driver not give at
+  // all, is not known here.
   bool HasRoom(PageCount pages, OwnerId owner) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -224,17 +230,29 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   std::optional<Block> TakeSlot(OwnerHeap* heap, int size_class,
                                 const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<Block> TakeRange(OwnerHeap* heap, uint64_t bytes,
+  // Bytes that nobody holds, mapped a second time where they do not lie side by
+  // side: no page is made.
+  std::optional<Block> TakeOrMap(OwnerHeap* heap, uint64_t bytes,
                                  const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Unmaps what is only mapped to be found again. Whether there was anything.
+  bool DropAllDetours() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FreeAddresses() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until a page is free of which parts cool. False where there is none,
+  // or the driver cannot speak for it.
+  bool AwaitPartsOfPages() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Where a limit was lowered below what is in use, what nobody holds is not
+  // handed out again but given back.
+  void KeepToLimit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All that nobody holds, and the stream's own that cools, goes to the pool.
+  void GiveOwnPages(OwnerHeap* heap, const Request& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t TrimDetours(OwnerHeap* heap, bool all)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Where there is nothing better: a free slot of this class or a larger one,
-  // or room between large allocations.
+  // or bytes that nobody holds.
   std::optional<Block> TakeAnyRoom(OwnerHeap* heap, int least,
                                    const Request& request)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A part of a longer range that the stream freed, the rest of which cools on.
-  std::optional<Block> TakePartOfOwnRange(OwnerHeap* heap, uint64_t bytes,
-                                          const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Describes, counts and traces a block that was just taken.
   // The error where its owner has fallen asleep since the request was looked
@@ -297,7 +315,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CoolTogether(Block block, std::vector<StreamId> streams)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void PushCooling(StreamFreeList* list, Block block)
+  void PushCooling(OwnerHeap* heap, StreamFreeList* list, Block block)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- allocator_compact.cc ----
@@ -351,6 +369,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // threads have cached `now_and_then` or always.
   enum class Flush { kAlways, kNowAndThen };
   void Collect(Flush flush) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether anything cools that the driver can still speak for.
+  bool CanCool() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether waiting can free a slot of this class or a larger one: one cools on
   // a stream that the driver can still speak for.
   bool CanAwaitSlot(const OwnerHeap& heap, int least) const
@@ -361,9 +381,6 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // Give memory that nobody holds to the pool while it cools.
   using HeapFilter = std::function<bool(const OwnerHeap&)>;
   uint64_t ReleaseCooling(uint64_t wanted, const HeapFilter& wanted_heaps)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t ReleaseCoolingRanges(OwnerHeap* heap, StreamFreeList* list,
-                                uint64_t wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ReleaseSharedRanges(uint64_t wanted, const HeapFilter& filter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -70,8 +70,7 @@ uint64_t DeviceAllocator::Impl::DrainCache(ThreadCache* cache,
     }
     // The stream was there when the cache was made.
     if (list == nullptr) list = MakeFreeList(heap, cache->stream());
-    heap->Cool(block);
-    list->Push(block);
+    heap->CoolIn(list, block, /*noted=*/false);
   }
   return slots.size();
 }
@@ -110,14 +109,19 @@ void DeviceAllocator::Impl::FinishCooling(Block block, StreamId stream) {
 }
 
 void DeviceAllocator::Impl::Poll() {
-  std::vector<Block> freed;
   for (const auto& heap : heaps_) {
     for (const auto& list : heap->free_lists()) {
-      freed.clear();
-      list->Poll(&freed);
-      for (const Block& block : freed) FinishCooling(block, list->stream());
+      const StreamFreeList::Freed freed = list->Poll();
+      for (const Block& slot : freed.slots) {
+        FinishCooling(slot, list->stream());
+      }
+      for (const ByteRun& run : freed.runs) heap->FinishCooling(run);
+      for (const StreamFreeList::FreedBlock& block : freed.blocks) {
+        Trace(TraceAction::kFreeCompleted, heap->owner(), block.address,
+              block.requested, list->stream());
+      }
     }
-    heap->PollEndings();
+    heap->Poll();
   }
   for (SharedCooling& cooling : shared_cooling_) {
     if (cooling.fence) continue;
@@ -149,6 +153,19 @@ void DeviceAllocator::Impl::Collect(Flush flush) {
   }
   CloseBatches();
   Poll();
+}
+
+bool DeviceAllocator::Impl::CanCool() const {
+  for (const auto& heap : heaps_) {
+    if (heap->IsEnding()) return true;
+    for (const auto& list : heap->free_lists()) {
+      if (list->progress() == StreamFreeList::Progress::kWaiting) return true;
+    }
+  }
+  return std::any_of(shared_cooling_.begin(), shared_cooling_.end(),
+                     [](const SharedCooling& cooling) {
+                       return cooling.fence && cooling.fence->IsComplete().ok();
+                     });
 }
 
 bool DeviceAllocator::Impl::CanAwaitSlot(const OwnerHeap& heap,
@@ -231,7 +248,7 @@ uint64_t DeviceAllocator::Impl::ReleaseCooling(uint64_t wanted,
   for (const auto& heap : heaps_) {
     if (!filter(*heap)) continue;
     for (const auto& list : heap->free_lists()) {
-      given += ReleaseCoolingRanges(heap.get(), list.get(), wanted);
+      given += heap->ReleaseCooling(list.get(), wanted);
     }
   }
   given += ReleaseSharedRanges(wanted, filter);
@@ -251,27 +268,6 @@ PageCount DeviceAllocator::Impl::Reclaimable() const {
 
 std::string DeviceAllocator::Impl::ReclaimerName() const {
   return "freed allocations";
-}
-
-uint64_t DeviceAllocator::Impl::ReleaseCoolingRanges(OwnerHeap* heap,
-                                                     StreamFreeList* list,
-                                                     uint64_t wanted) {
-  std::vector<Span*> oldest_first(list->ranges().spans().begin(),
-                                  list->ranges().spans().end());
-  std::sort(oldest_first.begin(), oldest_first.end(),
-            [](const Span* a, const Span* b) { return a->batch < b->batch; });
-  const uint64_t before = heap->accounts().mapped_bytes;
-  const uint64_t enough = CheckedMultiply(wanted, memory_->page_size().value())
-                              .value_or(UINT64_MAX);
-  for (Span* const span : oldest_first) {
-    if (before - heap->accounts().mapped_bytes >= enough) break;
-    const std::optional<Fence> fence = list->FenceOf(span);
-    if (!fence) continue;
-    list->RemoveRange(span);
-    heap->Release(span, *fence);
-  }
-  return (before - heap->accounts().mapped_bytes) /
-         memory_->page_size().value();
 }
 
 uint64_t DeviceAllocator::Impl::ReleaseSharedRanges(uint64_t wanted,
@@ -294,9 +290,11 @@ uint64_t DeviceAllocator::Impl::ReleaseSharedRanges(uint64_t wanted,
 
 uint64_t DeviceAllocator::Impl::ReleaseCoolingSlabs(uint64_t wanted,
                                                     const HeapFilter& filter) {
-  uint64_t given = 0;
+  const uint64_t before = mapped_.bytes;
+  const uint64_t page = memory_->page_size().value();
   const std::vector<Span*>& spans = spans_->spans();
-  for (size_t i = 0; i < spans.size() && given < wanted; ++i) {
+  for (size_t i = 0;
+       i < spans.size() && (before - mapped_.bytes) / page < wanted; ++i) {
     Span* const span = spans[i];
     if (span == nullptr || span->large() || span->cooling == 0 ||
         !span->reclaimable() || !filter(*span->heap)) {
@@ -312,11 +310,10 @@ uint64_t DeviceAllocator::Impl::ReleaseCoolingSlabs(uint64_t wanted,
     }
     const std::optional<Fence> fence = WithdrawSlab(span, guests);
     if (!fence) continue;
-    given += span->whole_pages;
     for (Span* const guest : guests) span->heap->DropGuest(guest, *fence);
     span->heap->Release(span, *fence);
   }
-  return given;
+  return (before - mapped_.bytes) / page;
 }
 
 std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(
@@ -400,9 +397,7 @@ DeviceAllocator::Impl::~Impl() {
   FlushCaches();
   std::vector<StreamId> streams;
   for (const auto& heap : heaps_) {
-    for (const auto& list : heap->free_lists()) {
-      streams.push_back(list->stream());
-    }
+    heap->AppendStreams(&streams);
   }
   for (const SharedCooling& cooling : shared_cooling_) {
     streams.insert(streams.end(), cooling.streams.begin(),
@@ -417,7 +412,7 @@ DeviceAllocator::Impl::~Impl() {
   }
   bool other_streams = false;
   for (const Span* const span : spans_->spans()) {
-    if (span == nullptr || span->parked) continue;
+    if (span == nullptr) continue;
     if (span->large()) {
       streams.push_back(span->stream);
       continue;
@@ -445,10 +440,7 @@ DeviceAllocator::Impl::~Impl() {
       (void)memory_->driver()->SynchronizeStream(stream);
     }
   }
-  for (const Span* const span : spans_->spans()) {
-    if (span == nullptr) continue;
-    memory_->ReleaseRange(span->range, fence.value_or(Fence()));
-  }
+  for (const auto& heap : heaps_) heap->ReleaseAll(fence.value_or(Fence()));
 }
 
 }  // namespace quire

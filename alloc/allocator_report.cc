@@ -127,6 +127,7 @@ Bytes DeviceAllocator::Impl::GetLargestPossible(OwnerId owner) {
     const HookDeferral deferral(memory_);
     MutexLock lock(&mutex_);
     if (IsAsleep(owner)) return Bytes(0);
+    KeepToLimit();
     FlushCaches();
     for (const auto& heap : heaps_) {
       const size_t id = heap->owner().value();
@@ -170,10 +171,9 @@ std::optional<AllocationInfo> DeviceAllocator::Impl::Find(
     DeviceAddress address) const {
   if (spans_ == nullptr) return std::nullopt;
   MutexLock lock(&mutex_);
-  Span* const span = spans_->Find(address);
-  if (span == nullptr || span->parked || address.value() < span->base) {
-    return std::nullopt;
-  }
+  Span* span = spans_->Find(address);
+  if (span != nullptr && span->marker) span = span->heap->FindLarge(address);
+  if (span == nullptr || address.value() < span->base) return std::nullopt;
   const uint64_t slot = (address.value() - span->base) / span->slot_size;
   if (slot >= span->slot_count ||
       span->records[slot].load().use() != SlotUse::kLive) {
@@ -188,7 +188,7 @@ std::vector<AllocationInfo> DeviceAllocator::Impl::CalculateLiveAllocations()
   if (spans_ == nullptr) return live;
   MutexLock lock(&mutex_);
   for (Span* const span : spans_->spans()) {
-    if (span == nullptr || span->parked) continue;
+    if (span == nullptr) continue;
     for (uint32_t i = 0; i < span->slot_count; ++i) {
       if (span->records[i].load().use() != SlotUse::kLive) continue;
       live.push_back(InfoOf({span, i}));
@@ -350,7 +350,7 @@ absl::Status DeviceAllocator::Impl::CheckLive() const {
   int64_t requested = 0;
   uint64_t special = 0;
   for (Span* const span : spans_->spans()) {
-    if (span == nullptr || span->parked) continue;
+    if (span == nullptr) continue;
     for (uint32_t i = 0; i < span->slot_count; ++i) {
       const Block block = {span, i};
       const SlotRecord record = block.record().load();

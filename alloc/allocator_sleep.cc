@@ -65,7 +65,7 @@ void DeviceAllocator::Impl::DropMarks(OwnerId owner) {
 
 void DeviceAllocator::Impl::ApplyMarks() {
   some_sleep_.store(!sleep_marks_.empty(), std::memory_order_release);
-  for (const auto& heap : heaps_) heap->SetAsleep(IsAsleep(heap->owner()));
+  for (const auto& heap : heaps_) heap->set_asleep(IsAsleep(heap->owner()));
   for (const auto& cache : caches_) {
     cache->set_kept_stopped(cache->heap()->asleep() ||
                             FindCapture(cache->stream()) != nullptr);
@@ -127,7 +127,10 @@ absl::Status DeviceAllocator::Impl::BeforeSleep(OwnerId owner) {
   // Nothing can be allocated from here on, so that what is free stays free.
   MarkAsleep(owner, true);
   Collect(Flush::kAlways);
-  for (OwnerHeap* const heap : heaps) heap->ReleaseFree(UINT64_MAX);
+  for (OwnerHeap* const heap : heaps) {
+    TrimDetours(heap, /*all=*/true);
+    heap->ReleaseFree(UINT64_MAX);
+  }
   ReleaseCooling(UINT64_MAX, [&](const OwnerHeap& heap) {
     return std::find(heaps.begin(), heaps.end(), &heap) != heaps.end();
   });

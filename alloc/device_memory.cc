@@ -159,6 +159,17 @@ absl::StatusOr<AddressRange*> DeviceMemory::TryMakeRange(
   QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->TryMakeRange(owner, alignment, pages);
 }
+absl::StatusOr<AddressRange*> DeviceMemory::TryReserveRange(PageCount pages,
+                                                            OwnerId owner,
+                                                            Bytes alignment) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
+  return impl_->TryReserveRange(pages, owner, alignment);
+}
+absl::Status DeviceMemory::TryBackSlots(AddressRange* range, PageCount first,
+                                        PageCount count) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
+  return impl_->TryBackSlots(range, first, count);
+}
 PageCount DeviceMemory::Harvest() {
   if (in_forked_child()) return PageCount(0);
   return impl_->HarvestCached();

@@ -98,6 +98,11 @@ class DeviceMemory::Impl {
   absl::StatusOr<AddressRange*> TryMakeRange(OwnerId owner, Bytes alignment,
                                              std::span<const PageHandle> pages)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<AddressRange*> TryReserveRange(PageCount pages, OwnerId owner,
+                                                Bytes alignment)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status TryBackSlots(AddressRange* range, PageCount first,
+                            PageCount count) ABSL_LOCKS_EXCLUDED(mutex_);
   PageCount HarvestCached() ABSL_LOCKS_EXCLUDED(mutex_);
   // `pages`: see CommitRequest. REQUIRES: none, or `count` of them.
   absl::Status Commit(AddressRange* range, PageCount first, PageCount count,
@@ -250,6 +255,13 @@ class DeviceMemory::Impl {
   // The page number of the first, where a run is free. `alignment` as in
   // ReserveRange, and checked.
   std::optional<uint64_t> TakeAddresses(PageCount pages, Bytes alignment)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A range at free addresses; kAborted where there are too few side by side.
+  absl::StatusOr<ManagedRange*> TryAddRange(PageCount pages, OwnerId owner,
+                                            Bytes alignment)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Backs slots from cached pages; kAborted where those are too few.
+  absl::Status BackFromCache(const CommitRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes the range at addresses that were taken, and lets Find see it.
   ManagedRange* AddRange(uint64_t first, PageCount pages, OwnerId owner)

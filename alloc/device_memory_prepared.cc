@@ -131,40 +131,88 @@ bool DeviceMemory::Impl::HasAddresses(PageCount count, Bytes alignment) {
   return first.has_value();
 }
 
-absl::StatusOr<AddressRange*> DeviceMemory::Impl::TryMakeRange(
-    OwnerId owner, Bytes alignment, std::span<const PageHandle> pages) {
-  QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
-  const PageCount count(pages.size());
-  Section section(this);
-  const auto fresh = static_cast<uint64_t>(
-      std::count(pages.begin(), pages.end(), PageHandle()));
+absl::StatusOr<ManagedRange*> DeviceMemory::Impl::TryAddRange(PageCount pages,
+                                                              OwnerId owner,
+                                                              Bytes alignment) {
+  const std::optional<uint64_t> first = TakeAddresses(pages, alignment);
+  if (first) return AddRange(*first, pages, owner);
+  return absl::AbortedError(
+      absl::StrCat("no run of ", pages.value(), " addresses is free"));
+}
+
+absl::Status DeviceMemory::Impl::BackFromCache(const CommitRequest& request) {
+  const uint64_t fresh =
+      request.pages.empty()
+          ? static_cast<uint64_t>(std::count_if(
+                request.range->slots.begin() +
+                    static_cast<std::ptrdiff_t>(request.first),
+                request.range->slots.begin() +
+                    static_cast<std::ptrdiff_t>(request.first + request.count),
+                IsUnbacked))
+          : static_cast<uint64_t>(std::count(request.pages.begin(),
+                                             request.pages.end(),
+                                             PageHandle()));
   const uint64_t prepared = backing_.pool().cached();
   if (fresh > prepared) {
     return absl::AbortedError(
         absl::StrCat(fresh, " pages wanted, ", prepared, " are prepared"));
   }
-  const std::optional<uint64_t> first = TakeAddresses(count, alignment);
-  if (!first) {
-    return absl::AbortedError(
-        absl::StrCat("no run of ", count.value(), " addresses is free"));
-  }
-  ManagedRange* const range = AddRange(*first, count, owner);
   CommitAttempt attempt;
+  const absl::Status status = backing_.TryCommit(request, &attempt);
+  if (status.ok()) {
+    if (attempt.became_live > 0) {
+      Record(TraceAction::kCommit, request.range, request.first,
+             attempt.became_live);
+    }
+    return status;
+  }
+  const bool may_be_gathered =
+      absl::IsResourceExhausted(status) &&
+      attempt.shortage != CommitAttempt::Shortage::kMappings;
+  return may_be_gathered ? absl::AbortedError(status.message()) : status;
+}
+
+absl::StatusOr<AddressRange*> DeviceMemory::Impl::TryMakeRange(
+    OwnerId owner, Bytes alignment, std::span<const PageHandle> pages) {
+  QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
+  const PageCount count(pages.size());
+  Section section(this);
+  QUIRE_ASSIGN_OR_RETURN(ManagedRange* const range,
+                         TryAddRange(count, owner, alignment));
   const absl::Status status =
-      backing_.TryCommit({range, 0, count.value(), pages}, &attempt);
+      BackFromCache({range, 0, count.value(), pages});
   if (!status.ok()) {
     // What the driver lost on the way lingers, and keeps the addresses.
     Retire(range);
     if (range->lingering == 0) FreeAddresses(range);
-    AfterMutation();
-    const bool may_be_gathered =
-        absl::IsResourceExhausted(status) &&
-        attempt.shortage != CommitAttempt::Shortage::kMappings;
-    return may_be_gathered ? absl::AbortedError(status.message()) : status;
   }
-  Record(TraceAction::kCommit, range, 0, attempt.became_live);
+  AfterMutation();
+  QUIRE_RETURN_IF_ERROR(status);
+  return range;
+}
+
+absl::StatusOr<AddressRange*> DeviceMemory::Impl::TryReserveRange(
+    PageCount pages, OwnerId owner, Bytes alignment) {
+  QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
+  QUIRE_RETURN_IF_ERROR(CheckAlignment(alignment));
+  Section section(this);
+  QUIRE_ASSIGN_OR_RETURN(ManagedRange* const range,
+                         TryAddRange(pages, owner, alignment));
   AfterMutation();
   return range;
+}
+
+absl::Status DeviceMemory::Impl::TryBackSlots(AddressRange* range,
+                                              PageCount first,
+                                              PageCount count) {
+  QUIRE_RETURN_IF_ERROR(CheckSlots(range, first, count));
+  auto* const managed = static_cast<ManagedRange*>(range);
+  Section section(this);
+  AwaitTransition(managed);
+  const absl::Status status =
+      BackFromCache({managed, first.value(), count.value(), {}});
+  AfterMutation();
+  return status;
 }
 
 }  // namespace quire

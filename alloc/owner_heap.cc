@@ -10,13 +10,6 @@
 namespace quire {
 namespace {
 
-// How much longer than a request a range may be: a part of the request. Pages
-// that are kept for graphs serve nothing else, so there it may be as long
-// again: graphs of ever smaller shapes that share a pool then take at most
-// about twice what the largest takes.
-constexpr uint64_t kFitDivisor = 256;
-constexpr uint64_t kFitDivisorForGraphs = 1;
-
 // The first slab of a class: so many bytes, and so many slots, at least.
 constexpr uint64_t kFirstSlabBytes = 64 << 10;
 constexpr uint64_t kFirstSlabSlots = 4;
@@ -39,36 +32,20 @@ OwnerHeap::OwnerHeap(OwnerId owner, DeviceMemory* memory,
       spans_(spans),
       total_(total),
       order_(seed),
-      states_(classes->count()),
-      seams_(page_bytes_) {}
+      arena_(owner, memory, spans, total, spans->AddMarker(this)),
+      states_(classes->count()) {}
+
+OwnerHeap::~OwnerHeap() { spans_->RemoveMarker(arena_.marker()); }
 
 HeapAccounts OwnerHeap::accounts() const {
   HeapAccounts accounts;
-  accounts.mapped_bytes = MappedPages() * page_bytes_;
-  accounts.free_bytes = free_bytes_;
-  accounts.cooling_bytes = cooling_bytes_ + seams_.ending_bytes();
-  accounts.slack_bytes = slab_slack_bytes_ + seams_.page_count() * page_bytes_ -
-                         seams_.mapped_bytes() - seams_.ending_bytes();
+  accounts.mapped_bytes = arena_.backed_pages() * page_bytes_;
+  accounts.free_bytes = free_bytes_ + arena_.free_runs().bytes();
+  accounts.cooling_bytes = cooling_bytes_ + run_bytes_ + arena_.ending_bytes();
+  accounts.slack_bytes = slab_slack_bytes_;
   accounts.held_bytes = span_bytes_ - free_bytes_ - cooling_bytes_;
   accounts.slabs = slabs_;
   return accounts;
-}
-
-void OwnerHeap::SetAsleep(bool asleep) {
-  const bool wakes = std::exchange(asleep_, asleep) && !asleep;
-  if (!wakes) return;
-  for (const Span* const span : spans_->spans()) {
-    if (span == nullptr || span->heap != this) continue;
-    if (!span->head.none()) {
-      seams_.SetHandle(span->head.page,
-                       memory_->PageAt(span->range, PageCount(0)));
-    }
-    if (!span->tail.none()) {
-      seams_.SetHandle(
-          span->tail.page,
-          memory_->PageAt(span->range, PageCount(span->slots_of_pages() - 1)));
-    }
-  }
 }
 
 uint64_t OwnerHeap::pinned_bytes() const {
@@ -83,7 +60,7 @@ Bytes OwnerHeap::LargestRoom() const {
   for (int i = classes_.count() - 1; i >= 0 && slot.zero(); --i) {
     if (states_[i].idle_slots > 0) slot = classes_.slot_size(i);
   }
-  return std::max(slot, Bytes(seams_.LargestRoom()));
+  return std::max(slot, Bytes(LargestDetour()));
 }
 
 // ---- Streams ----------------------------------------------------------------
@@ -123,36 +100,49 @@ void OwnerHeap::DropEmptyFreeLists() {
   recent_list_ = nullptr;
 }
 
-// ---- Spans ------------------------------------------------------------------
-
-void OwnerHeap::CountMapped(uint64_t before) {
-  // Differences may be negative; sums never are.
-  total_->bytes += (MappedPages() - before) * page_bytes_;
-  if (MappedPages() > before) {
-    total_->made_bytes += (MappedPages() - before) * page_bytes_;
-  }
+void OwnerHeap::AppendStreams(std::vector<StreamId>* streams) const {
+  for (const auto& list : free_lists_) streams->push_back(list->stream());
+  arena_.AppendStreams(streams);
 }
 
-Span* OwnerHeap::AddSpan(AddressRange* range) {
-  Span* const span = spans_->Add(range);
+// ---- Spans ------------------------------------------------------------------
+
+Span* OwnerHeap::AddSpan(uint64_t base, std::vector<Piece> pieces,
+                         Detour* detour) {
+  Span* const span = spans_->Add();
   span->heap = this;
+  span->base = base;
+  span->pieces = std::move(pieces);
+  span->detour = detour;
   return span;
+}
+
+uint64_t OwnerHeap::RoomOf(const Span& span) {
+  uint64_t room = 0;
+  for (const Piece& piece : span.pieces) room += piece.length;
+  return room;
+}
+
+Span* OwnerHeap::MakeSlab(int size_class, const Piece& pages) {
+  arena_.TakeFree(pages);
+  Span* const slab = AddSpan(pages.begin, {pages}, nullptr);
+  SetSlab(slab, size_class);
+  arena_.Publish(pages, slab);
+  return slab;
 }
 
 void OwnerHeap::SetSlab(Span* span, int size_class) {
   const uint64_t slot_size = classes_.slot_size(size_class).value();
-  const auto slots = static_cast<uint32_t>(RoomOf(*span) / slot_size);
+  const uint64_t room = RoomOf(*span);
+  const auto slots = static_cast<uint32_t>(room / slot_size);
   spans_->SetRecords(span, slots);
   span->size_class = size_class;
   span->SetSlots(slot_size, slots);
-  span->last_slot_size = slot_size;
-  span->last_slot_count = slots;
   span->free_slots.Reset(slots);
   span_bytes_ += span->capacity();
   free_bytes_ += span->capacity();
-  slab_slack_bytes_ += RoomOf(*span) - span->capacity();
-  BecomeIdle(*span);
-  free_pages_ += span->whole_pages;
+  slab_slack_bytes_ += room - span->capacity();
+  BecomeEmpty(*span);
   ++slabs_;
   ++slabs_made_;
   ClassState& state = states_[size_class];
@@ -167,18 +157,16 @@ void OwnerHeap::SetSlab(Span* span, int size_class) {
   AddPartial(span);
 }
 
-// What of the slab still cools is nobody's account from here on.
 void OwnerHeap::DropSlab(Span* span) {
   span_bytes_ -= span->capacity();
   free_bytes_ -= span->free_slots.free_count() * span->slot_size;
   cooling_bytes_ -= span->cooling * span->slot_size;
   slab_slack_bytes_ -= RoomOf(*span) - span->capacity();
-  BecomeBusy(*span);
   ClassState& state = states_[span->size_class];
   --slabs_;
   --state.slabs;
   if (span->out() == 0) {
-    free_pages_ -= span->whole_pages;
+    BecomeUsed(*span);
     --state.empty_slabs;
   }
   state.idle_slots -= span->slot_count;
@@ -186,40 +174,32 @@ void OwnerHeap::DropSlab(Span* span) {
   span->cooling = 0;
 }
 
-// Of one slot, which is held.
-void OwnerHeap::SetLarge(Span* span, uint64_t bytes) {
-  spans_->SetRecords(span, 1);
-  span->size_class = kLargeClass;
-  span->SetSlots(bytes, 1);
-  span_bytes_ += bytes;
+void OwnerHeap::RemoveSpan(Span* span) {
+  if (span->detour != nullptr) {
+    arena_.LeaveDetour(span->detour, StreamId());
+  } else {
+    arena_.Publish(span->pieces.front(), arena_.marker());
+  }
+  spans_->Remove(span);
 }
 
-void OwnerHeap::Park(Span* span) {
-  span->parked = true;
-  free_bytes_ += span->slot_size;
-  free_pages_ += span->whole_pages;
-  BecomeIdle(*span);
-  parked_.Insert(span);
-}
-
-void OwnerHeap::Unpark(Span* span) {
-  parked_.Remove(span);
-  span->parked = false;
-  free_bytes_ -= span->slot_size;
-  free_pages_ -= span->whole_pages;
-  BecomeBusy(*span);
+void OwnerHeap::Dissolve(Span* slab) {
+  DropSlab(slab);
+  for (const Piece& piece : slab->pieces) arena_.InsertFree(piece);
+  RemoveSpan(slab);
 }
 
 void OwnerHeap::BecomeIdle(const Span& span) {
-  reclaimable_pages_ += span.whole_pages;
-  seams_.SetIdle(span.head, true);
-  seams_.SetIdle(span.tail, true);
+  for (const Piece& piece : span.pieces) arena_.BecomeIdle(piece);
 }
-
 void OwnerHeap::BecomeBusy(const Span& span) {
-  reclaimable_pages_ -= span.whole_pages;
-  seams_.SetIdle(span.head, false);
-  seams_.SetIdle(span.tail, false);
+  for (const Piece& piece : span.pieces) arena_.BecomeBusy(piece);
+}
+void OwnerHeap::BecomeEmpty(const Span& span) {
+  for (const Piece& piece : span.pieces) arena_.BecomeFree(piece);
+}
+void OwnerHeap::BecomeUsed(const Span& span) {
+  for (const Piece& piece : span.pieces) arena_.BecomeUsed(piece);
 }
 
 void OwnerHeap::AddPartial(Span* slab) {
@@ -250,7 +230,7 @@ void OwnerHeap::MoveToFront(Span* slab) {
 Block OwnerHeap::Take(Span* span, uint32_t slot) {
   ClassState& state = states_[span->size_class];
   if (span->out() == 1) {
-    free_pages_ -= span->whole_pages;
+    BecomeUsed(*span);
     --state.empty_slabs;
   }
   // Whether it was before.
@@ -265,9 +245,9 @@ Block OwnerHeap::Take(Span* span, uint32_t slot) {
 
 std::optional<Block> OwnerHeap::TakeSlot(int size_class, Bytes alignment) {
   const std::vector<Span*>& partial = states_[size_class].partial;
-  // A slab that starts on a page has the alignment of its slots.
+  // A slab of whole pages has the alignment of its slots.
   for (size_t i = partial.size(); i-- > 0;) {
-    if (alignment.value() <= kSeamBytes || !partial[i]->has_seams()) {
+    if (alignment.value() <= kPieceGrain || partial[i]->detour == nullptr) {
       return Take(partial[i]);
     }
   }
@@ -281,28 +261,11 @@ std::optional<Block> OwnerHeap::TakeSlotNear(Block held) {
 }
 
 std::optional<Block> OwnerHeap::TakeSlotOfNewSlab(int size_class) {
-  Span* const range = parked_.FindWholePages(
-      classes_.slab_pages(size_class).value(), page_bytes_);
-  if (range == nullptr) return std::nullopt;
-  Unpark(range);
-  span_bytes_ -= range->slot_size;
-  SetSlab(range, size_class);
-  return Take(range);
-}
-
-uint64_t OwnerHeap::LargestExcess(uint64_t bytes) const {
-  return bytes / (kept_for_graphs_ ? kFitDivisorForGraphs : kFitDivisor);
-}
-
-Span* OwnerHeap::FindParked(uint64_t bytes, Bytes alignment) const {
-  return parked_.FindFit(bytes, LargestExcess(bytes), alignment);
-}
-
-Block OwnerHeap::TakeParked(Span* span) {
-  Unpark(span);
-  const Block block = {span, 0};
-  block.SetInherits(false);
-  return block;
+  const uint64_t bytes = classes_.slab_pages(size_class).value() * page_bytes_;
+  const std::optional<uint64_t> pages =
+      arena_.free_runs().FindFit(bytes, Bytes(page_bytes_));
+  if (!pages) return std::nullopt;
+  return Take(MakeSlab(size_class, {*pages, bytes}));
 }
 
 void OwnerHeap::Revive(Block block) {
@@ -315,16 +278,9 @@ void OwnerHeap::Revive(Block block) {
 }
 
 absl::Status OwnerHeap::AddSlab(int size_class, uint64_t pages) {
-  const std::vector<PageHandle> any(pages);
-  QUIRE_ASSIGN_OR_RETURN(AddressRange* const range,
-                         memory_->TryMakeRange(owner_, Bytes(0), any));
-  const uint64_t before = MappedPages();
-  Span* const span = AddSpan(range);
-  span->whole_pages = pages;
-  span_pages_ += pages;
-  CountMapped(before);
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t begin, arena_.Grow(pages, Bytes(0)));
   total_->UpdatePeak();
-  SetSlab(span, size_class);
+  MakeSlab(size_class, {begin, pages * page_bytes_});
   return absl::OkStatus();
 }
 
@@ -336,18 +292,62 @@ uint64_t OwnerHeap::FirstSlabBytes(int size_class) const {
 }
 
 absl::Status OwnerHeap::AddFirstSlab(int size_class) {
-  return AddSeamSlab(size_class, FirstSlabBytes(size_class)).status();
+  return AddDetourSlab(size_class, FirstSlabBytes(size_class)).status();
 }
 
-absl::StatusOr<Span*> OwnerHeap::AddSeamSlab(int size_class, uint64_t bytes) {
-  QUIRE_ASSIGN_OR_RETURN(Span* const span,
-                         AddSeamSpan(bytes, kDefaultAlignment, {}));
-  SetSlab(span, size_class);
-  total_->UpdatePeak();
-  return span;
+absl::StatusOr<Span*> OwnerHeap::AddDetourSlab(int size_class, uint64_t bytes) {
+  const RunSet& free = arena_.free_runs();
+  // Bytes that serve any stream.
+  Detour* detour =
+      arena_.FindDetour(bytes, 0, kDefaultAlignment, [&](const Piece& piece) {
+        return free.FindAround(piece.begin, piece.length).has_value();
+      });
+  if (detour != nullptr) {
+    arena_.TakeDetour(detour);
+    for (const Piece& piece : detour->pieces) arena_.TakeFree(piece);
+  } else {
+    std::optional<uint64_t> begin = free.FindFit(bytes, kDefaultAlignment);
+    if (!begin) {
+      QUIRE_ASSIGN_OR_RETURN(
+          begin, arena_.Grow((bytes + page_bytes_ - 1) / page_bytes_,
+                             kDefaultAlignment));
+      total_->UpdatePeak();
+    }
+    const Piece piece = {*begin, bytes};
+    arena_.TakeFree(piece);
+    absl::StatusOr<Detour*> made =
+        arena_.MakeDetour({piece}, kDefaultAlignment);
+    if (!made.ok()) {
+      arena_.InsertFree(piece);
+      return made.status();
+    }
+    detour = *made;
+  }
+  Span* const slab = AddSpan(detour->base, detour->pieces, detour);
+  SetSlab(slab, size_class);
+  spans_->Publish(detour->range->address(), detour->range->pages(), slab);
+  return slab;
 }
 
 // ---- Giving back ------------------------------------------------------------
+
+void OwnerHeap::CoolIn(StreamFreeList* list, Block block, bool noted) {
+  Span* const span = block.span;
+  if (!span->large()) {
+    Cool(block);
+    list->Push(block);
+    return;
+  }
+  const DeviceAddress address = block.address();
+  const Bytes requested = span->requested;
+  const std::vector<Piece> pieces = Unmake(span, list->stream());
+  for (const Piece& piece : pieces) {
+    arena_.BecomeIdle(piece);
+    list->PushRun(piece);
+    run_bytes_ += piece.length;
+  }
+  if (noted) list->Note({pieces.front(), address, requested});
+}
 
 void OwnerHeap::Cool(Block block) {
   Span* const slab = HostOf(block.span);
@@ -359,7 +359,10 @@ void OwnerHeap::Cool(Block block) {
 
 void OwnerHeap::Free(Block block) {
   if (block.span->large()) {
-    Park(block.span);
+    for (const Piece& piece : Unmake(block.span, StreamId())) {
+      arena_.BecomeIdle(piece);
+      arena_.InsertFree(piece);
+    }
     return;
   }
   Span* const slab = HostOf(block.span);
@@ -374,17 +377,15 @@ void OwnerHeap::Free(Block block) {
     if (block.span->out() == 0) DropGuest(block.span, Fence());
   }
   if (slab->out() > 0) return;
-  free_pages_ += slab->whole_pages;
+  BecomeEmpty(*slab);
   ++state.empty_slabs;
-  KeepOrPark(slab);
+  KeepOrDissolve(slab);
 }
 
-void OwnerHeap::KeepOrPark(Span* slab) {
+void OwnerHeap::KeepOrDissolve(Span* slab) {
   ClassState& state = states_[slab->size_class];
   if (state.empty_slabs > 1) {
-    DropSlab(slab);
-    SetLarge(slab, RoomOf(*slab));
-    Park(slab);
+    Dissolve(slab);
   } else {
     state.emptied_at = slabs_made_;
     MoveToFront(slab);
@@ -401,54 +402,114 @@ void OwnerHeap::FinishCooling(Block block) {
   Free(block);
 }
 
-void OwnerHeap::ReleaseSeams(const Fence& fence) {
-  if (kept_for_graphs_) return;
-  std::vector<Span*> with_seams;
-  std::copy_if(parked_.spans().begin(), parked_.spans().end(),
-               std::back_inserter(with_seams),
-               [](const Span* span) { return span->has_seams(); });
-  for (Span* const span : with_seams) Release(span, fence);
+void OwnerHeap::FinishCooling(const ByteRun& run) {
+  run_bytes_ -= run.length;
+  arena_.InsertFree({run.begin, run.length});
+}
+
+void OwnerHeap::DissolveEmptySlabs(uint64_t wanted, Keep keep) {
+  const uint64_t before = arena_.free_runs().bytes();
+  for (ClassState& state : states_) {
+    if ((arena_.free_runs().bytes() - before) / page_bytes_ >= wanted) break;
+    if (state.empty_slabs == 0) continue;
+    if (keep == Keep::kComebacks && ComesBack(state)) continue;
+    state.released_at = slabs_made_;
+    Dissolve(state.partial.front());
+  }
 }
 
 uint64_t OwnerHeap::ReleaseFree(uint64_t wanted, Keep keep,
                                 const Fence& fence) {
   if (kept_for_graphs_) return 0;
-  const uint64_t before = MappedPages();
-  const auto given = [&] { return before - MappedPages(); };
-  if (wanted > 0) ReleaseSeams(fence);
-  while (given() < wanted && !parked_.empty()) {
-    Span* const span = parked_.FindVictim((wanted - given()) * page_bytes_);
-    Release(span, fence);
+  uint64_t given = GiveFreePages(wanted, fence);
+  // Slabs one by one: an empty one saves making it again.
+  while (given < wanted) {
+    const uint64_t slabs = slabs_;
+    DissolveEmptySlabs(1, keep);
+    if (slabs_ == slabs) break;
+    given += GiveFreePages(wanted - given, fence);
   }
-  for (ClassState& state : states_) {
-    if (given() >= wanted) break;
-    if (state.empty_slabs == 0) continue;
-    if (keep == Keep::kComebacks && ComesBack(state)) continue;
-    state.released_at = slabs_made_;
-    Release(state.partial.front(), fence);
+  return given;
+}
+
+uint64_t OwnerHeap::GiveFreePages(uint64_t wanted, const Fence& fence) {
+  uint64_t given = 0;
+  while (given < wanted) {
+    const std::optional<Piece> pages = FindFreePages(wanted - given);
+    if (!pages) break;
+    arena_.TakeFree(*pages);
+    arena_.Give(*pages, fence);
+    given += pages->length / page_bytes_;
   }
-  return given();
+  return given;
+}
+
+// The last whole pages of the smallest run that has all, else of the largest
+// that has any.
+std::optional<Piece> OwnerHeap::FindFreePages(uint64_t wanted) const {
+  const RunSet& free = arena_.free_runs();
+  if (arena_.free_pages() == 0) return std::nullopt;
+  const auto pages_of = [&](const std::pair<uint64_t, uint64_t>& run) {
+    return WholePages({run.second, run.first}, page_bytes_);
+  };
+  std::optional<Piece> pages;
+  if (wanted <= free.largest() / page_bytes_) {
+    for (auto run = free.by_length().lower_bound({wanted * page_bytes_, 0});
+         run != free.by_length().end() && !pages; ++run) {
+      if (pages_of(*run).length / page_bytes_ >= wanted) pages = pages_of(*run);
+    }
+  }
+  for (auto run = free.by_length().rbegin();
+       run != free.by_length().rend() && !pages; ++run) {
+    if (run->first < page_bytes_) return std::nullopt;
+    if (pages_of(*run).length > 0) pages = pages_of(*run);
+  }
+  if (!pages) return std::nullopt;
+  const uint64_t length =
+      std::min(pages->length / page_bytes_, wanted) * page_bytes_;
+  return Piece{pages->end() - length, length};
+}
+
+uint64_t OwnerHeap::ReleaseCooling(StreamFreeList* list, uint64_t wanted) {
+  if (kept_for_graphs_) return 0;
+  std::vector<ByteRun> oldest_first;
+  for (const auto& [begin, run] : list->runs().runs()) {
+    oldest_first.push_back(run);
+  }
+  std::sort(
+      oldest_first.begin(), oldest_first.end(),
+      [](const ByteRun& a, const ByteRun& b) { return a.batch < b.batch; });
+  uint64_t given = 0;
+  for (const ByteRun& run : oldest_first) {
+    if (given >= wanted) break;
+    Piece pages = WholePages({run.begin, run.length}, page_bytes_);
+    pages.length =
+        std::min(pages.length / page_bytes_, wanted - given) * page_bytes_;
+    if (pages.length == 0) continue;
+    const std::optional<Fence> fence = list->FenceOf(run);
+    if (!fence) continue;
+    list->TakeRun(pages);
+    run_bytes_ -= pages.length;
+    arena_.Give(pages, *fence);
+    given += pages.length / page_bytes_;
+  }
+  return given;
 }
 
 void OwnerHeap::Release(Span* span, const Fence& fence) {
-  const uint64_t before = MappedPages();
-  AddressRange* const range = span->range;
-  if (!span->large()) {
-    DropSlab(span);
+  std::vector<Piece> pieces = span->pieces;
+  Detour* const detour = span->detour;
+  if (span->large()) {
+    span->cooling = 0;
+    cooling_bytes_ -= span->slot_size;
+    (void)Unmake(span, StreamId());
   } else {
-    if (span->parked) {
-      Unpark(span);
-    } else {
-      Revive({span, 0});
-    }
-    span_bytes_ -= span->slot_size;
+    DropSlab(span);
+    RemoveSpan(span);
   }
-  span_pages_ -= span->whole_pages;
-  EndPiece(span->head, fence);
-  EndPiece(span->tail, fence);
-  spans_->Remove(span);
-  CountMapped(before);
-  memory_->ReleaseRange(range, fence);
+  // What is left of its work may use these addresses.
+  if (detour != nullptr) arena_.DropDetour(detour, fence);
+  for (const Piece& piece : pieces) arena_.GiveUp(piece, fence);
 }
 
 }  // namespace quire

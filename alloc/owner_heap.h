@@ -6,22 +6,21 @@
 // to know. Owners share no page, so that what one has can be counted, limited,
 // put to sleep and given back without looking at another.
 //
-// A small request takes a slot from a slab of its class; slabs with free slots
-// stand in the class's list. When nothing is left of a slab it is parked: a
-// mapped range that serves large requests and slabs of every class alike. The
-// first empty slab of each class stays, so that one slot that comes and goes
-// does not make a slab each time. A large request takes a parked range that
-// fits well, else any pages side by side, its ends on pages that it shares with
-// its neighbours (SeamPacker).
+// Everything lies in the heap's Arena. A large request takes bytes that nobody
+// holds: in one run where there is one, else by a detour. A small request takes
+// a slot from a slab of its class, which has pages of its own; slabs with free
+// slots stand in the class's list. When nothing is left of a slab its pages are
+// free for everything else. The first empty slab of each class stays, so that
+// one slot that comes and goes does not make a slab each time.
 //
 // Accounts, in bytes of physical pages: mapped = held + free + cooling + slack.
 // Held is what callers and the caches of threads have, in slots and large
-// ranges; slack is the ends of slabs and the gaps of seam pages.
+// allocations; slack is the ends of slabs.
 //
-// O(1), but for parked ranges, which are found in O(log ranges), seams
-// (SeamPacker), and making a slab, which is O(slots). Guarded by the
-// allocator's lock. Calls DeviceMemory to make and release ranges, with
-// functions that ask no reclaimer and wait for nothing.
+// O(1), but for bytes that nobody holds, which are found in O(log runs),
+// detours (O(runs)), and making a slab, which is O(slots); and O(pages) where
+// pages are taken or given back. Guarded by the allocator's lock. Calls
+// DeviceMemory with functions that ask no reclaimer and wait for nothing.
 
 #ifndef QUIRE_ALLOC_OWNER_HEAP_H_
 #define QUIRE_ALLOC_OWNER_HEAP_H_
@@ -34,11 +33,14 @@
 #include <span>
 #include <vector>
 
+#include "absl/container/btree_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/arena.h"
 #include "alloc/mesh_planner.h"
-#include "alloc/range_cache.h"
-#include "alloc/seam_packer.h"
+#include "alloc/piece.h"
+#include "alloc/run_set.h"
 #include "alloc/size_classes.h"
 #include "alloc/span.h"
 #include "alloc/span_table.h"
@@ -76,29 +78,30 @@ struct AllocationCounters {
   }
 };
 
-// Of all heaps of an allocator.
-struct MappedTotal {
-  uint64_t bytes = 0;
-  uint64_t peak_bytes = 0;
-  uint64_t made_bytes = 0;  // ever
-
-  void UpdatePeak() { peak_bytes = std::max(peak_bytes, bytes); }
+// How a large request would be served.
+struct LargePlan {
+  // Bytes that are there, in the order in which they would be mapped.
+  std::vector<Piece> pieces;
+  // Pages that have to be made first, and where, if that is not all the same.
+  uint64_t new_pages = 0;
+  uint64_t grow_at = 0;
+  // Pages of addresses that it takes, side by side.
+  uint64_t addresses = 0;
 };
 
 class OwnerHeap {
  public:
   // Everything must outlive the heap. Slots are handed out in an order that
-  // depends on `seed`. The ranges of spans that were not released are the
-  // caller's to give back.
+  // depends on `seed`. What was not given back is by ReleaseAll.
   OwnerHeap(OwnerId owner, DeviceMemory* memory, const SizeClasses* classes,
             SpanTable* spans, MappedTotal* total, uint64_t seed);
+  ~OwnerHeap();
 
   OwnerId owner() const { return owner_; }
   // Its pages are gone until it wakes up: nothing of it may be handed out.
   // Spans and accounts stay as they are, as if it were mapped.
   bool asleep() const { return asleep_; }
-  // A heap that wakes up has other pages under its spans.
-  void SetAsleep(bool asleep);
+  void set_asleep(bool asleep) { asleep_ = asleep; }
   // Graphs use its memory whenever they are launched: every page stays where it
   // is, whatever is free of it. Nothing of it is counted as reclaimable.
   bool kept_for_graphs() const { return kept_for_graphs_; }
@@ -107,24 +110,27 @@ class OwnerHeap {
   HeapAccounts accounts() const;
   AllocationCounters& counters() { return counters_; }
   const AllocationCounters& counters() const { return counters_; }
-  // Pages of spans that nobody holds any of.
+  // Pages that nobody holds any of.
   uint64_t reclaimable_pages() const {
-    return kept_for_graphs_ ? 0 : reclaimable_pages_ + seams_.idle_pages();
+    return kept_for_graphs_ ? 0 : arena_.idle_pages();
   }
-  // Those that no use is left of: parked ranges and empty slabs.
-  uint64_t free_pages() const { return kept_for_graphs_ ? 0 : free_pages_; }
+  // Those that no use is left of.
+  uint64_t free_pages() const {
+    return kept_for_graphs_ ? 0 : arena_.free_pages();
+  }
   // What slabs with held slots have beside these: only moving them frees it.
   uint64_t pinned_bytes() const;
   // The most that a request can have without a page: a slot that is free or
-  // cooling, or room between large allocations.
+  // cooling, or free bytes. O(runs).
   Bytes LargestRoom() const;
-  const RangeCache& parked() const { return parked_; }
 
   // What was freed on streams and may still be in use there. In order of
   // stream.
   using FreeLists = std::vector<std::unique_ptr<StreamFreeList>>;
   const FreeLists& free_lists() const { return free_lists_; }
   void DropEmptyFreeLists();
+  // Those that may still be using what nobody holds.
+  void AppendStreams(std::vector<StreamId>* streams) const;
   // Null where nothing that was freed on the stream is cooling.
   StreamFreeList* FindFreeList(StreamId stream);
   StreamFreeList* MakeFreeList(StreamId stream);
@@ -137,67 +143,84 @@ class OwnerHeap {
   // The same, beside a held slot of the class where one is free there. Who
   // takes many then shares few cache lines of records with other threads.
   std::optional<Block> TakeSlotNear(Block held);
-  // A slot of a new slab on a parked range that suits its class.
+  // A slot of a new slab on free pages side by side.
   std::optional<Block> TakeSlotOfNewSlab(int size_class);
-  // How much longer than a request of `bytes` a range may be that serves it.
-  uint64_t LargestExcess(uint64_t bytes) const;
-  // A parked range that is not too long for `bytes`.
-  Span* FindParked(uint64_t bytes, Bytes alignment) const;
-  Block TakeParked(Span* span);
-  // A slot, or a large block, that cools, for the stream it was freed on.
-  void Revive(Block block);
-  // New ranges, from prepared pages only (DeviceMemory::TryMakeRange). AddSlab
-  // makes a slab of `pages` pages, its class's number or fewer.
+  // A slot that cools, for the stream it was freed on.
+  void Revive(Block slot);
+  // From prepared pages only (DeviceMemory::TryMakeRange). AddSlab makes a slab
+  // of `pages` pages, its class's number or fewer.
   absl::Status AddSlab(int size_class, uint64_t pages);
   // The bytes of the first slab of a class, which is less than a page; 0 where
   // there is one already, or slots are too large for that.
   uint64_t FirstSlabBytes(int size_class) const;
+  // Whether bytes for a slab of its own are to be had without a page.
+  bool HasRoomFor(uint64_t bytes) const {
+    return arena_.free_runs().largest() >= bytes;
+  }
   absl::Status AddFirstSlab(int size_class);
-  // For work on `stream`: of the whole pages that it takes, what is not
-  // `prepared` may come from under ranges that were freed on that stream,
-  // whether or not its work is done. Work to come on the stream follows it
-  // anyway, so a page may lie under its new address at once; under the old one
-  // it stays until the fence has completed. *missing: the prepared pages that
-  // it was short of.
+
+  // ---- owner_heap_large.cc ----
+  // Of bytes that are mapped already, for work on `stream`: what was freed on
+  // it may still be in use there, since work to come on the stream follows that
+  // anyway.
+  std::optional<Block> TakeLarge(uint64_t bytes, Bytes alignment,
+                                 StreamId stream);
+  // How AddLarge would do it now.
+  LargePlan PlanLarge(uint64_t bytes, Bytes alignment, StreamId stream) const;
+  // Makes what is missing, from prepared pages only.
   absl::StatusOr<Block> AddLarge(uint64_t bytes, Bytes alignment,
-                                 StreamId stream, uint64_t prepared,
-                                 uint64_t* missing);
-  // What AddLarge would take now.
-  SeamPlan PlanLarge(uint64_t bytes, Bytes alignment) const;
+                                 StreamId stream);
+  // The live large allocation that contains the address; null where there is
+  // none.
+  Span* FindLarge(DeviceAddress address) const;
+  // Of an address that none contains: whether one may have.
+  bool WasInUse(DeviceAddress address) const {
+    return arena_.WasInUse(address.value());
+  }
+  // Drops idle detours, the oldest first: those that are many beside the pages,
+  // or all. Returns how many went.
+  uint64_t TrimDetours(bool all, absl::FunctionRef<bool(StreamId)> may_record);
 
   // ---- Giving back ----
-  // A held block cools. A slot that a thread has cached is held.
+  // A held block cools in the list of the stream it was freed on. A slot that a
+  // thread has cached is held. Of a large allocation only the bytes are left;
+  // `noted` says whether the list is to remember it.
+  void CoolIn(StreamFreeList* list, Block block, bool noted);
+  // A held block cools on several streams: it is the caller's to remember.
   void Cool(Block block);
-  // A held block becomes free. Its span may be parked.
+  // A held block becomes free.
   void Free(Block block);
   // The same for one that cools.
   void FinishCooling(Block block);
+  // And for bytes that were in a list.
+  void FinishCooling(const ByteRun& run);
   // What stays although it is empty. Where few are live of each class, classes
   // that take the same pages from one another, over and over, would call the
   // driver all the time: a class whose only slab was taken and made again some
   // times in a row, each time soon, keeps it from the others.
   enum class Keep { kNothing, kComebacks };
-  // Gives parked ranges and empty slabs to the pool, which cool until `fence`
-  // is complete, until these make `wanted` pages, or none is left. Returns the
-  // pages given.
+  // Empty slabs become free pages, until these are `wanted` more.
+  void DissolveEmptySlabs(uint64_t wanted, Keep keep);
+  // Gives free pages to the pool, which cool until `fence` is complete, until
+  // these are `wanted`, or none is left. Returns the pages given.
   uint64_t ReleaseFree(uint64_t wanted, Keep keep = Keep::kNothing,
                        const Fence& fence = Fence());
-  // Gives parked ranges to the pool that end within pages. They stand in the
-  // way of others that may: without them new ends fit better, and what they
-  // hold is little.
-  void ReleaseSeams(const Fence& fence = Fence());
-  // Gives a span to the pool, whose cooling blocks are over once `fence` is
-  // complete. REQUIRES: nothing of it is held, and it is in no list of the
-  // caller.
+  // Gives pages that cool in the list to the pool, the oldest first. Returns
+  // how many.
+  uint64_t ReleaseCooling(StreamFreeList* list, uint64_t wanted);
+  // Gives what a span has to the pool, whose cooling blocks are over once
+  // `fence` is complete. REQUIRES: nothing of it is held, and it is in no list
+  // of the caller.
   void Release(Span* span, const Fence& fence);
   // A guest of a meshed slab goes, and its addresses once `fence` is complete.
   // REQUIRES: as for Release; its host goes as well, or nothing of it is left.
   void DropGuest(Span* guest, const Fence& fence);
-  // A large block keeps its first `bytes`; the pages behind go to the pool once
-  // `fence` is complete.
-  void Shrink(Span* span, uint64_t bytes, const Fence& fence);
-  // Frees the ends of released ranges whose fences have completed.
-  void PollEndings();
+  // Whether parts of pages wait for fences that can complete.
+  bool IsEnding() const { return arena_.IsEnding(); }
+  // Frees what waited for fences that have completed.
+  void Poll() { arena_.Poll(); }
+  // Gives all addresses back, under `fence`. The end: nothing else may follow.
+  void ReleaseAll(const Fence& fence) { arena_.ReleaseAll(fence); }
 
   // ---- owner_heap_relocate.cc ----
   struct Move {
@@ -261,40 +284,40 @@ class OwnerHeap {
     uint64_t released_at = 0;
     uint64_t emptied_at = 0;
   };
-  // An end of a released range in a seam page, until its streams are done.
-  struct Ending {
-    Fence fence;
-    SeamPiece piece;
-  };
-
   // Where the list of the stream stands, or would.
   FreeLists::const_iterator FreeListPosition(StreamId stream) const;
-  Span* AddSpan(AddressRange* range);
-  // A slab with ends in seam pages.
-  absl::StatusOr<Span*> AddSeamSlab(int size_class, uint64_t bytes);
-  uint64_t RoomOf(const Span& span) const {
-    return span.head.length + span.whole_pages * page_bytes_ + span.tail.length;
+  Span* AddSpan(uint64_t base, std::vector<Piece> pieces, Detour* detour);
+  void RemoveSpan(Span* span);
+  // Free pages at home become a slab.
+  Span* MakeSlab(int size_class, const Piece& pages);
+  // A slab that may have parts of pages, by a detour of its own.
+  absl::StatusOr<Span*> AddDetourSlab(int size_class, uint64_t bytes);
+  static uint64_t RoomOf(const Span& span);
+  uint64_t PagesOf(const Span& span) const {
+    return span.detour != nullptr ? 0 : RoomOf(span) / page_bytes_;
   }
   // As many slots as there is room for.
   void SetSlab(Span* span, int size_class);
+  // The bytes of an empty slab are free again.
+  void Dissolve(Span* slab);
+  // A slab is none any more for the accounts. What of it still cools is
+  // nobody's from here on.
   void DropSlab(Span* span);
-  void SetLarge(Span* span, uint64_t bytes);
-  void Park(Span* span);
-  void Unpark(Span* span);
-  // An empty slab stays as the first of its class, or is parked where there is
+  // An empty slab stays as the first of its class, or goes where there is
   // another one.
-  void KeepOrPark(Span* slab);
+  void KeepOrDissolve(Span* slab);
   // Of a class with an empty slab: whether Keep::kComebacks keeps it.
   bool ComesBack(const ClassState& state) const;
   Block Take(Span* span) { return Take(span, span->free_slots.Take(&order_)); }
   // A slot that just left the free ones.
   Block Take(Span* span, uint32_t slot);
-  uint64_t MappedPages() const { return span_pages_ + seams_.page_count(); }
-  // After every change of pages: `before` is MappedPages() as it was.
-  void CountMapped(uint64_t before);
-  // The span begins, or ends, to be reclaimable.
+  uint64_t GiveFreePages(uint64_t wanted, const Fence& fence);
+  std::optional<Piece> FindFreePages(uint64_t wanted) const;
+  // The span begins, or ceases, to be reclaimable, or empty.
   void BecomeIdle(const Span& span);
   void BecomeBusy(const Span& span);
+  void BecomeEmpty(const Span& span);
+  void BecomeUsed(const Span& span);
   void AddPartial(Span* slab);
   void RemovePartial(Span* slab);
   void MoveToFront(Span* slab);
@@ -303,21 +326,30 @@ class OwnerHeap {
   }
 
   // ---- owner_heap_large.cc ----
-  // A span with ends in seam pages and no slots yet. Its first whole pages are
-  // the donated ones, the others prepared.
-  absl::StatusOr<Span*> AddSeamSpan(uint64_t bytes, Bytes alignment,
-                                    std::span<const PageHandle> donated);
-  // Pages that a cooling range gives to another one of its stream: its last
-  // whole ones.
-  struct Donation {
-    Span* donor;
-    uint64_t pages;
-    Fence fence;
-  };
-  std::vector<Donation> FindDonations(StreamFreeList* list, uint64_t wanted);
-  void Donate(StreamFreeList* list, const Donation& donation);
-  // A piece of a span that goes.
-  void EndPiece(const SeamPiece& piece, const Fence& fence);
+  StreamFreeList* FindFreeListOf(StreamId stream) const;
+  // Whether nobody holds the bytes, and work on the list's stream may have
+  // them.
+  bool IsUsable(const Piece& piece, const StreamFreeList* list) const;
+  // Takes such bytes. Whether any of them were in the list.
+  bool TakeBytes(const Piece& piece, StreamFreeList* list);
+  // The bytes are taken, and lie from `base` on.
+  Block MakeLarge(uint64_t base, uint64_t bytes, std::vector<Piece> pieces,
+                  Detour* detour, bool inherits);
+  // Where a run of one kind continues in one of the other: bytes side by side,
+  // aligned, for which no single run has room.
+  std::optional<uint64_t> FindJoined(uint64_t bytes, Bytes alignment,
+                                     const StreamFreeList& list) const;
+  // Gathers bytes from several runs. new_pages: those that are too few.
+  LargePlan PlanDetour(uint64_t bytes, Bytes alignment,
+                       const StreamFreeList* list) const;
+  // The most for which PlanDetour finds enough, of what is free for all.
+  uint64_t LargestDetour() const;
+  // A run that `pages` behind it would make long enough: their address.
+  std::optional<uint64_t> FindExtension(uint64_t bytes, uint64_t pages,
+                                        Bytes alignment,
+                                        const StreamFreeList* list) const;
+  // A large allocation is none any more: its bytes are the caller's.
+  std::vector<Piece> Unmake(Span* span, StreamId last_stream);
 
   // ---- owner_heap_mesh.cc ----
   // A slab, and what was laid over it before.
@@ -359,22 +391,21 @@ class OwnerHeap {
                         const std::function<bool(Block)>& is_movable);
   // Whether so many slots of a class are to get a slab of just their number.
   bool RemainderPays(int size_class, uint64_t slots) const;
-  // That slab, in seam pages; null where it does not pay.
+  // That slab; null where it does not pay.
   Span* AddRemainder(int size_class, uint64_t slots);
 
   // ---- owner_heap_checks.cc ----
   // What a walk over all spans adds up.
   struct Sums {
-    uint64_t span_pages = 0;
     uint64_t span_bytes = 0;
+    uint64_t rooms = 0;
     uint64_t free = 0;
     uint64_t cooling = 0;
     uint64_t slack = 0;
     uint64_t slabs = 0;
-    uint64_t reclaimable = 0;
-    uint64_t free_pages = 0;
     uint64_t guests = 0;
     uint64_t hosted = 0;
+    uint64_t live_large = 0;
     std::vector<uint64_t> idle_slots;
     std::vector<uint64_t> empty_slabs;
     std::vector<uint64_t> slabs_of;
@@ -392,22 +423,19 @@ class OwnerHeap {
   SlotOrder order_;
 
   AllocationCounters counters_;
-  std::vector<ClassState> states_;  // by size class
-  RangeCache parked_;
-  SeamPacker seams_;
-  std::vector<Ending> endings_;
+  Arena arena_;
+  std::vector<ClassState> states_;          // by size class
+  absl::btree_map<uint64_t, Span*> large_;  // by address
   FreeLists free_lists_;
   StreamFreeList* recent_list_ = nullptr;
 
-  uint64_t span_pages_ = 0;  // whole pages of spans: no seam pages
-  uint64_t span_bytes_ = 0;  // capacity of spans, ends in seam pages included
-  uint64_t free_bytes_ = 0;
-  uint64_t cooling_bytes_ = 0;
+  uint64_t span_bytes_ = 0;     // capacity of spans
+  uint64_t free_bytes_ = 0;     // of slots
+  uint64_t cooling_bytes_ = 0;  // of slots, and of what Cool was told of
+  uint64_t run_bytes_ = 0;      // in the lists of streams
   uint64_t slab_slack_bytes_ = 0;
   uint64_t slabs_ = 0;
   uint64_t slabs_made_ = 0;  // ever
-  uint64_t reclaimable_pages_ = 0;
-  uint64_t free_pages_ = 0;
 };
 
 }  // namespace quire

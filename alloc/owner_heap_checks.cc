@@ -18,7 +18,8 @@ absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
     return absl::InternalError(absl::StrFormat(
         "span of %u bytes at %#x: %s", span.capacity(), span.base, what));
   };
-  if (spans_->Find(span.address()) != &span) {
+  const Span* const found = spans_->Find(span.address());
+  if (found != (span.large() ? arena_.marker() : &span)) {
     return broken("not found by its address");
   }
   if (span.host != nullptr) {
@@ -26,28 +27,17 @@ absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
     return CheckGuest(span);
   }
   sums->hosted += span.guests;
-  if (!asleep_ &&
-      memory_->CommittedPages(span.range, PageCount(0), span.range->pages()) !=
-          PageCount(span.slots_of_pages())) {
-    return broken("so many pages are not committed");
-  }
-  sums->span_pages += span.whole_pages;
   sums->span_bytes += span.capacity();
   sums->cooling += span.cooling * span.slot_size;
-  if (span.reclaimable()) sums->reclaimable += span.whole_pages;
-  if (span.empty()) sums->free_pages += span.whole_pages;
   const uint64_t room = RoomOf(span);
+  sums->rooms += room;
   if (span.large()) {
+    ++sums->live_large;
     if (span.slot_count != 1 || span.slot_size != room) {
-      return broken("its pages are of another length");
+      return broken("its pieces are of another length");
     }
-    if (span.parked != parked_.spans().contains(const_cast<Span*>(&span))) {
-      return broken("its place among the parked ranges is wrong");
-    }
-    if (span.parked) sums->free += span.slot_size;
-    if (span.cooling > 1 || (span.parked && span.cooling > 0)) {
-      return broken("cools more than once");
-    }
+    if (FindLarge(span.address()) != &span) return broken("is not listed");
+    if (span.cooling > 1) return broken("cools more than once");
     return absl::OkStatus();
   }
   if (span.capacity() > room) return broken("its slots do not fit");
@@ -79,7 +69,6 @@ absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
 }
 
 absl::Status OwnerHeap::CheckInvariants() const {
-  QUIRE_RETURN_IF_ERROR(seams_.CheckInvariants());
   Sums sums;
   sums.idle_slots.resize(states_.size());
   sums.empty_slabs.resize(states_.size());
@@ -89,20 +78,25 @@ absl::Status OwnerHeap::CheckInvariants() const {
     QUIRE_RETURN_IF_ERROR(CheckSpan(*span, &sums));
   }
   for (const auto& [what, walked, kept] :
-       {std::tuple{"whole pages", sums.span_pages, span_pages_},
-        {"bytes of spans", sums.span_bytes, span_bytes_},
+       {std::tuple{"bytes of spans", sums.span_bytes, span_bytes_},
+        {"large allocations", sums.live_large, uint64_t{large_.size()}},
         {"free bytes", sums.free, free_bytes_},
         {"cooling bytes", sums.cooling, cooling_bytes_},
         {"slack at the ends of slabs", sums.slack, slab_slack_bytes_},
         {"slabs", sums.slabs, slabs_},
-        {"reclaimable pages", sums.reclaimable, reclaimable_pages_},
-        {"free pages", sums.free_pages, free_pages_},
         {"guests of slabs", sums.guests, sums.hosted}}) {
     if (walked == kept) continue;
     return absl::InternalError(absl::StrFormat(
         "heap of owner %u: %s is %u by walking the spans, %u by the accounts",
         owner_.value(), what, walked, kept));
   }
+  uint64_t run_bytes = 0;
+  for (const auto& list : free_lists_) run_bytes += list->runs().bytes();
+  if (run_bytes != run_bytes_) {
+    return absl::InternalError("bytes in the lists of streams miscounted");
+  }
+  QUIRE_RETURN_IF_ERROR(arena_.CheckInvariants(run_bytes_, sums.rooms));
+  if (!asleep_) QUIRE_RETURN_IF_ERROR(arena_.CheckBacking());
   for (size_t i = 0; i < states_.size(); ++i) {
     const ClassState& state = states_[i];
     if (sums.idle_slots[i] != state.idle_slots ||

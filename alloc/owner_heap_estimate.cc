@@ -38,7 +38,7 @@ OwnerHeap::MeshEstimate OwnerHeap::EstimateMesh(
         host_of[members[index]] = members[group.front()];
       }
       estimate.pages +=
-          (group.size() - 1) * members[group.front()]->span->whole_pages;
+          (group.size() - 1) * PagesOf(*members[group.front()]->span);
     }
     absl::flat_hash_map<const HostSlab*, size_t> place;
     for (const HostSlab& slab : slabs[i]) {
@@ -48,7 +48,7 @@ OwnerHeap::MeshEstimate OwnerHeap::EstimateMesh(
           place.try_emplace(on, estimate.left[i].size());
       if (is_new) {
         estimate.left[i].push_back(
-            {0, slab.span->slot_count, slab.span->whole_pages, true});
+            {0, slab.span->slot_count, PagesOf(*slab.span), true});
       }
       MeshedSlab& meshed = estimate.left[i][known->second];
       meshed.held += slab.span->out();
@@ -63,7 +63,8 @@ uint64_t OwnerHeap::EstimateRelocation(const MeshEstimate& meshed,
   uint64_t emptied = 0;
   uint64_t taken = 0;
   // What is left of several classes meets in the same pages.
-  std::optional<SeamPacker> seams;
+  std::optional<RunSet> free;
+  uint64_t grown_at = UINT64_MAX / 2;  // where no page is
   for (int i = 0; i < classes_.count(); ++i) {
     std::vector<MeshedSlab> slabs = meshed.left[i];
     std::stable_sort(slabs.begin(), slabs.end(),
@@ -77,13 +78,20 @@ uint64_t OwnerHeap::EstimateRelocation(const MeshEstimate& meshed,
     const RelocationPlan plan =
         quire::PlanRelocation(counts, [&](uint64_t slots) {
           if (!RemainderPays(i, slots)) return false;
-          if (!seams) seams.emplace(seams_);
-          SeamPlan place = seams->Plan(slots * classes_.slot_size(i).value(),
-                                       /*may_begin_within_page=*/true);
-          if (place.new_pages() > *prepared) return false;
-          seams->Place(&place);
-          *prepared -= place.new_pages();
-          taken += place.new_pages();
+          if (!free) free.emplace(arena_.free_runs());
+          const uint64_t bytes = slots * classes_.slot_size(i).value();
+          std::optional<uint64_t> begin =
+              free->FindFit(bytes, kDefaultAlignment);
+          if (!begin) {
+            const uint64_t pages = (bytes + page_bytes_ - 1) / page_bytes_;
+            if (pages > *prepared) return false;
+            *prepared -= pages;
+            taken += pages;
+            begin = grown_at;
+            free->Insert({grown_at, pages * page_bytes_, 0});
+            grown_at += (pages + 1) * page_bytes_;
+          }
+          free->Take(*begin, bytes);
           return true;
         });
     for (const uint32_t index : plan.sources) emptied += slabs[index].pages;

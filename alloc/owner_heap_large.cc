@@ -1,10 +1,9 @@
-// Ranges that share their first and last pages with their neighbours, and pages
-// that cooling ranges give to others of their stream.
+// Large requests: bytes side by side, and where there are none, detours.
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -12,155 +11,324 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
+namespace {
 
-// ---- Taking -----------------------------------------------------------------
+// A detour that is left serves requests that are so much shorter: a part of
+// their length.
+constexpr uint64_t kDetourFitDivisor = 256;
 
-SeamPlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment) const {
-  return seams_.Plan(bytes, alignment.value() <= kSeamBytes);
+// Pages of addresses that idle detours may keep mapped: a part of the pages
+// that there are, and so many besides.
+constexpr uint64_t kDetourPagesPart = 2;
+constexpr uint64_t kDetourPagesAlways = 64;
+
+// The runs of both sets by address, those that touch as one. `list` may be
+// null.
+std::vector<Piece> JoinRuns(const RunSet& free, const StreamFreeList* list) {
+  std::vector<Piece> joined;
+  static const RunSet kNone;
+  const RunSet& own = list == nullptr ? kNone : list->runs();
+  joined.reserve(free.size() + own.size());
+  auto a = free.runs().begin();
+  auto b = own.runs().begin();
+  while (a != free.runs().end() || b != own.runs().end()) {
+    const bool takes_a = b == own.runs().end() ||
+                         (a != free.runs().end() && a->first < b->first);
+    const ByteRun& run = takes_a ? (a++)->second : (b++)->second;
+    if (!joined.empty() && joined.back().end() == run.begin) {
+      joined.back().length += run.length;
+    } else {
+      joined.push_back({run.begin, run.length});
+    }
+  }
+  return joined;
 }
 
-absl::StatusOr<Span*> OwnerHeap::AddSeamSpan(
-    uint64_t bytes, Bytes alignment, std::span<const PageHandle> donated) {
-  SeamPlan plan = PlanLarge(bytes, alignment);
-  std::vector<PageHandle> pages(plan.slots());
-  if (!plan.head.none()) pages.front() = seams_.HandleOf(plan.head.page);
-  if (!plan.tail.none() && !plan.tail_is_new) {
-    pages.back() = seams_.HandleOf(plan.tail.page);
+uint64_t AlignUp(uint64_t address, Bytes alignment) {
+  const uint64_t mask = alignment.value() - 1;
+  return (address + mask) & ~mask;
+}
+
+// What a run has to offer a detour: bytes up to its first page border, whole
+// pages, bytes behind its last border.
+struct Offer {
+  Piece before;
+  Piece whole;
+  Piece behind;
+};
+
+std::optional<Offer> OfferOf(const Piece& run, uint64_t page_bytes) {
+  const uint64_t first = (run.begin + page_bytes - 1) / page_bytes * page_bytes;
+  const uint64_t last = run.end() / page_bytes * page_bytes;
+  // Within a page, without a border.
+  if (last < first) return std::nullopt;
+  return Offer{{run.begin, first - run.begin},
+               {first, last - first},
+               {last, run.end() - last}};
+}
+
+}  // namespace
+
+// ---- Without the driver -----------------------------------------------------
+
+bool OwnerHeap::IsUsable(const Piece& piece, const StreamFreeList* list) const {
+  for (uint64_t at = piece.begin; at < piece.end();) {
+    std::optional<ByteRun> run = arena_.free_runs().FindAround(at, 1);
+    if (!run && list != nullptr) run = list->runs().FindAround(at, 1);
+    if (!run) return false;
+    at = run->end();
   }
-  std::copy(donated.begin(), donated.end(),
-            pages.begin() + plan.first_whole_slot());
-  QUIRE_ASSIGN_OR_RETURN(AddressRange* const range,
-                         memory_->TryMakeRange(owner_, alignment, pages));
-  const uint64_t before = MappedPages();
-  seams_.Place(&plan);
-  if (plan.tail_is_new) {
-    seams_.SetHandle(plan.tail.page,
-                     memory_->PageAt(range, PageCount(plan.slots() - 1)));
+  return true;
+}
+
+bool OwnerHeap::TakeBytes(const Piece& piece, StreamFreeList* list) {
+  bool from_list = false;
+  for (uint64_t at = piece.begin; at < piece.end();) {
+    std::optional<ByteRun> run = arena_.free_runs().FindAround(at, 1);
+    const bool free = run.has_value();
+    if (!free) run = list->runs().FindAround(at, 1);
+    const Piece part = {at, std::min(run->end(), piece.end()) - at};
+    if (free) {
+      arena_.TakeFree(part);
+    } else {
+      list->TakeRun(part);
+      run_bytes_ -= part.length;
+      from_list = true;
+    }
+    at = part.end();
   }
-  Span* const span = AddSpan(range);
-  span->base += plan.head.offset;
-  span->head = plan.head;
-  span->tail = plan.tail;
-  span->whole_pages = plan.whole_pages;
-  span_pages_ += plan.whole_pages;
-  CountMapped(before);
-  return span;
+  arena_.BecomeBusy(piece);
+  return from_list;
+}
+
+Block OwnerHeap::MakeLarge(uint64_t base, uint64_t bytes,
+                           std::vector<Piece> pieces, Detour* detour,
+                           bool inherits) {
+  Span* const span = AddSpan(base, std::move(pieces), detour);
+  span->SetSlots(bytes, 1);
+  span_bytes_ += bytes;
+  large_[base] = span;
+  const Block block = {span, 0};
+  block.SetInherits(inherits);
+  return block;
+}
+
+std::vector<Piece> OwnerHeap::Unmake(Span* span, StreamId last_stream) {
+  large_.erase(span->base);
+  span_bytes_ -= span->slot_size;
+  if (span->detour != nullptr) arena_.LeaveDetour(span->detour, last_stream);
+  std::vector<Piece> pieces = std::move(span->pieces);
+  spans_->Remove(span);
+  return pieces;
+}
+
+Span* OwnerHeap::FindLarge(DeviceAddress address) const {
+  const auto behind = large_.upper_bound(address.value());
+  if (behind == large_.begin()) return nullptr;
+  Span* const span = std::prev(behind)->second;
+  return address.value() - span->base < span->slot_size ? span : nullptr;
+}
+
+// Best fit, as for runs of one kind.
+std::optional<uint64_t> OwnerHeap::FindJoined(
+    uint64_t bytes, Bytes alignment, const StreamFreeList& list) const {
+  std::optional<uint64_t> found;
+  uint64_t least = UINT64_MAX;
+  for (const Piece& run : JoinRuns(arena_.free_runs(), &list)) {
+    const uint64_t begin = AlignUp(run.begin, alignment);
+    if (begin + bytes > run.end() || run.length >= least) continue;
+    least = run.length;
+    found = begin;
+  }
+  return found;
+}
+
+std::optional<Block> OwnerHeap::TakeLarge(uint64_t bytes, Bytes alignment,
+                                          StreamId stream) {
+  StreamFreeList* const list = FindFreeList(stream);
+  std::optional<uint64_t> begin;
+  if (list != nullptr) begin = list->runs().FindFit(bytes, alignment);
+  if (!begin) begin = arena_.free_runs().FindFit(bytes, alignment);
+  if (!begin && list != nullptr) begin = FindJoined(bytes, alignment, *list);
+  if (begin) {
+    const Piece piece = {*begin, bytes};
+    const bool inherits = TakeBytes(piece, list);
+    return MakeLarge(*begin, bytes, {piece}, nullptr, inherits);
+  }
+  Detour* const detour = arena_.FindDetour(
+      bytes, bytes / kDetourFitDivisor, alignment,
+      [&](const Piece& piece) { return IsUsable(piece, list); });
+  if (detour == nullptr) return std::nullopt;
+  arena_.TakeDetour(detour);
+  bool inherits = false;
+  for (const Piece& piece : detour->pieces) {
+    inherits |= TakeBytes(piece, list);
+  }
+  return MakeLarge(detour->base, detour->bytes, detour->pieces, detour,
+                   inherits);
+}
+
+// ---- With the driver --------------------------------------------------------
+
+LargePlan OwnerHeap::PlanDetour(uint64_t bytes, Bytes alignment,
+                                const StreamFreeList* list) const {
+  uint64_t whole = 0;
+  Piece head;
+  std::vector<Piece> behind;
+  std::vector<Piece> pages_of_runs;
+  for (const Piece& run : JoinRuns(arena_.free_runs(), list)) {
+    const std::optional<Offer> offer = OfferOf(run, page_bytes_);
+    if (!offer) continue;
+    if (offer->whole.length > 0) pages_of_runs.push_back(offer->whole);
+    whole += offer->whole.length;
+    if (offer->before.length > head.length) head = offer->before;
+    if (offer->behind.length > 0) behind.push_back(offer->behind);
+  }
+  // The pages that it takes with such a head, and the best tail for it.
+  const auto with_head = [&](uint64_t length, Piece* tail) {
+    const uint64_t rest = bytes - length;
+    const uint64_t end = rest % page_bytes_;
+    *tail = {};
+    if (end == 0) return rest / page_bytes_;
+    for (const Piece& candidate : behind) {
+      if (candidate.length >= end &&
+          (tail->length == 0 || candidate.length < tail->length)) {
+        *tail = candidate;
+      }
+    }
+    if (tail->length == 0) return rest / page_bytes_ + 1;
+    tail->length = end;
+    return rest / page_bytes_;
+  };
+  Piece tail;
+  uint64_t pages = with_head(0, &tail);
+  if (alignment.value() > kPieceGrain || head.length >= bytes) head = {};
+  if (head.length > 0) {
+    Piece other_tail;
+    const uint64_t other = with_head(head.length, &other_tail);
+    if (other < pages) {
+      pages = other;
+      tail = other_tail;
+    } else {
+      head = {};
+    }
+  }
+
+  LargePlan plan;
+  const uint64_t there = whole / page_bytes_;
+  plan.new_pages = pages - std::min(pages, there);
+  plan.addresses =
+      pages + (head.length > 0 ? 1 : 0) + (tail.length > 0 ? 1 : 0);
+  if (plan.new_pages > 0) return plan;
+  uint64_t left = bytes - tail.length;
+  const auto add = [&](Piece piece) {
+    piece.length = std::min(piece.length, left);
+    if (piece.length == 0) return;
+    left -= piece.length;
+    if (!plan.pieces.empty() && plan.pieces.back().end() == piece.begin) {
+      plan.pieces.back().length += piece.length;
+    } else {
+      plan.pieces.push_back(piece);
+    }
+  };
+  add(head);
+  // As few as possible, and first the ones behind the head: they continue it.
+  std::sort(pages_of_runs.begin(), pages_of_runs.end(),
+            [&head](const Piece& a, const Piece& b) {
+              const bool continues = a.begin == head.end();
+              if (continues != (b.begin == head.end())) return continues;
+              return a.length > b.length;
+            });
+  for (const Piece& run : pages_of_runs) {
+    if (left == 0) break;
+    add(run);
+  }
+  left = tail.length;
+  add(tail);
+  return plan;
+}
+
+uint64_t OwnerHeap::LargestDetour() const {
+  uint64_t before = 0;
+  uint64_t whole = 0;
+  uint64_t behind = 0;
+  for (const auto& [begin, run] : arena_.free_runs().runs()) {
+    const std::optional<Offer> offer =
+        OfferOf({run.begin, run.length}, page_bytes_);
+    if (!offer) continue;
+    before = std::max(before, offer->before.length);
+    whole += offer->whole.length;
+    behind = std::max(behind, offer->behind.length);
+  }
+  return std::max(before + whole + behind, arena_.free_runs().largest());
+}
+
+std::optional<uint64_t> OwnerHeap::FindExtension(
+    uint64_t bytes, uint64_t pages, Bytes alignment,
+    const StreamFreeList* list) const {
+  for (const Piece& run : JoinRuns(arena_.free_runs(), list)) {
+    const uint64_t begin = AlignUp(run.begin, alignment);
+    if (run.end() % page_bytes_ == 0 && begin < run.end() &&
+        run.end() - begin + pages * page_bytes_ >= bytes &&
+        arena_.CanGrowAt(run.end(), pages)) {
+      return run.end();
+    }
+  }
+  return std::nullopt;
+}
+
+LargePlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment,
+                               StreamId stream) const {
+  const StreamFreeList* const list = FindFreeListOf(stream);
+  LargePlan plan = PlanDetour(bytes, alignment, list);
+  if (plan.new_pages > 0) {
+    plan.grow_at =
+        FindExtension(bytes, plan.new_pages, alignment, list).value_or(0);
+    // For pages at home, a chunk has one that is never used; and a detour.
+    plan.addresses = std::max(plan.addresses, plan.new_pages + 1);
+  }
+  return plan;
 }
 
 absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment,
-                                          StreamId stream, uint64_t prepared,
-                                          uint64_t* missing) {
-  const SeamPlan plan = PlanLarge(bytes, alignment);
-  *missing = plan.new_pages() - std::min(plan.new_pages(), prepared);
+                                          StreamId stream) {
+  LargePlan plan = PlanLarge(bytes, alignment, stream);
+  if (plan.new_pages > 0) {
+    QUIRE_RETURN_IF_ERROR(
+        arena_.Grow(plan.new_pages, alignment, plan.grow_at).status());
+    total_->UpdatePeak();
+    if (const auto block = TakeLarge(bytes, alignment, stream)) return *block;
+    plan = PlanLarge(bytes, alignment, stream);
+    // Where the pages did not come to lie as planned: there are more now.
+    if (plan.new_pages > 0) {
+      return absl::AbortedError("new pages lie apart from the old ones");
+    }
+  }
   StreamFreeList* const list = FindFreeList(stream);
-  std::vector<Donation> donations;
-  std::vector<PageHandle> donated;
-  if (*missing > 0 && list != nullptr) {
-    // The rest of a new page at the end may serve any stream.
-    donations = FindDonations(list, std::min(*missing, plan.whole_pages));
-    for (const Donation& donation : donations) {
-      const uint64_t end = donation.donor->end_of_whole_slots();
-      for (uint64_t i = end - donation.pages; i < end; ++i) {
-        donated.push_back(memory_->PageAt(donation.donor->range, PageCount(i)));
-      }
-    }
-    *missing -= donated.size();
+  // The detour first: where the driver refuses it, nothing was taken.
+  Detour* detour = nullptr;
+  uint64_t base = plan.pieces.front().begin;
+  if (plan.pieces.size() > 1 || base % alignment.value() != 0) {
+    QUIRE_ASSIGN_OR_RETURN(detour, arena_.MakeDetour(plan.pieces, alignment));
+    base = detour->base;
   }
-  QUIRE_ASSIGN_OR_RETURN(Span* const span,
-                         AddSeamSpan(bytes, alignment, donated));
-  SetLarge(span, bytes);
-  span->last_slot_size = bytes;
-  span->last_slot_count = 1;
-  Block{span, 0}.SetInherits(!donations.empty());
-  for (const Donation& donation : donations) Donate(list, donation);
-  total_->UpdatePeak();
-  return Block{span, 0};
+  bool inherits = false;
+  for (const Piece& piece : plan.pieces) inherits |= TakeBytes(piece, list);
+  return MakeLarge(base, bytes, std::move(plan.pieces), detour, inherits);
 }
 
-std::vector<OwnerHeap::Donation> OwnerHeap::FindDonations(StreamFreeList* list,
-                                                          uint64_t wanted) {
-  std::vector<Donation> donations;
-  const auto consider = [&](Span* donor) {
-    const uint64_t pages = std::min(donor->whole_pages, wanted);
-    if (pages == 0) return;
-    // Where the driver records no fence, the range must stay as it is.
-    std::optional<Fence> fence = list->FenceOf(donor);
-    if (!fence) return;
-    donations.push_back({donor, pages, *std::move(fence)});
-    wanted -= pages;
-  };
-  // The smallest that has them all, else the largest first: as few as possible.
-  const auto& ranges = list->ranges().spans();
-  const auto enough = ranges.lower_bound(wanted * page_bytes_);
-  if (enough != ranges.end()) consider(*enough);
-  for (auto range = ranges.rbegin(); range != ranges.rend() && wanted > 0;
-       ++range) {
-    if (donations.empty() || donations.front().donor != *range) {
-      consider(*range);
-    }
-  }
-  return donations;
+StreamFreeList* OwnerHeap::FindFreeListOf(StreamId stream) const {
+  const auto position = FreeListPosition(stream);
+  return position == free_lists_.end() || (*position)->stream() != stream
+             ? nullptr
+             : position->get();
 }
 
-void OwnerHeap::Donate(StreamFreeList* list, const Donation& donation) {
-  Span* const donor = donation.donor;
-  list->RemoveRange(donor);
-  if (donation.pages == donor->whole_pages) {
-    Release(donor, donation.fence);
-    return;
-  }
-  Revive({donor, 0});
-  Shrink(
-      donor,
-      donor->head.length + (donor->whole_pages - donation.pages) * page_bytes_,
-      donation.fence);
-  Cool({donor, 0});
-  list->Push({donor, 0});
-}
-
-// ---- Giving back ------------------------------------------------------------
-
-void OwnerHeap::EndPiece(const SeamPiece& piece, const Fence& fence) {
-  if (piece.none() || !seams_.Unmap(piece)) return;
-  if (fence.IsComplete().value_or(false)) {
-    seams_.EndUse(piece);
-  } else {
-    endings_.push_back({fence, piece});
-  }
-}
-
-void OwnerHeap::PollEndings() {
-  std::erase_if(endings_, [this](const Ending& ending) {
-    if (!ending.fence.IsComplete().value_or(false)) return false;
-    seams_.EndUse(ending.piece);
-    return true;
-  });
-}
-
-void OwnerHeap::Shrink(Span* span, uint64_t bytes, const Fence& fence) {
-  const uint64_t before = MappedPages();
-  const uint64_t whole_bytes = bytes - std::min(bytes, span->head.length);
-  const uint64_t kept = std::min(span->whole_pages,
-                                 (whole_bytes + page_bytes_ - 1) / page_bytes_);
-  const bool keeps_tail =
-      !span->tail.none() && bytes > RoomOf(*span) - span->tail.length;
-  if (keeps_tail || span->slot_size == bytes) return;
-  uint64_t dropped = span->whole_pages - kept;
-  if (!span->tail.none()) ++dropped;
-  if (dropped == 0) return;
-  // An error means that the driver keeps the pages: they are not ours any more.
-  (void)memory_->Decommit(span->range,
-                          PageCount(span->first_whole_slot() + kept),
-                          PageCount(dropped), fence);
-  EndPiece(span->tail, fence);
-  span->tail = SeamPiece();
-  span_pages_ -= span->whole_pages - kept;
-  span->whole_pages = kept;
-  const uint64_t left = RoomOf(*span);
-  span_bytes_ -= span->slot_size - left;
-  span->SetSlots(left, 1);
-  span->last_slot_size = left;
-  CountMapped(before);
+uint64_t OwnerHeap::TrimDetours(bool all,
+                                absl::FunctionRef<bool(StreamId)> may_record) {
+  const uint64_t keep =
+      all ? 0 : arena_.backed_pages() / kDetourPagesPart + kDetourPagesAlways;
+  return arena_.TrimDetours(keep, may_record);
 }
 
 }  // namespace quire

@@ -39,7 +39,8 @@ std::vector<std::vector<OwnerHeap::HostSlab>> OwnerHeap::FindSettledSlabs()
     if (span == nullptr || span->heap != this || span->large()) continue;
     if (span->host != nullptr) {
       guests[span->host].push_back(span);
-    } else if (!span->has_seams() && span->cooling == 0 && span->out() > 0) {
+    } else if (span->detour == nullptr && span->cooling == 0 &&
+               span->out() > 0) {
       slabs[span->size_class].push_back({span, {}});
     }
   }
@@ -117,7 +118,7 @@ absl::Status OwnerHeap::MeshGroup(const std::vector<const HostSlab*>& group,
     if (member == host) continue;
     QUIRE_RETURN_IF_ERROR(RemapMember(*member, *host->span));
     report->pages_freed =
-        PageCount(report->pages_freed.value() + member->span->whole_pages);
+        PageCount(report->pages_freed.value() + PagesOf(*member->span));
     BecomeGuest(*member, host->span);
   }
   return absl::OkStatus();
@@ -126,8 +127,9 @@ absl::Status OwnerHeap::MeshGroup(const std::vector<const HostSlab*>& group,
 absl::Status OwnerHeap::RemapMember(const HostSlab& member, const Span& to) {
   const auto pages_of = [this](const Span& span) {
     std::vector<PageHandle> pages;
-    for (uint64_t i = 0; i < span.whole_pages; ++i) {
-      pages.push_back(memory_->PageAt(span.range, PageCount(i)));
+    const Piece& home = span.pieces.front();
+    for (uint64_t at = home.begin; at < home.end(); at += page_bytes_) {
+      pages.push_back(arena_.PageAt(at));
     }
     return pages;
   };
@@ -138,11 +140,11 @@ absl::Status OwnerHeap::RemapMember(const HostSlab& member, const Span& to) {
   const std::vector<PageHandle> to_pages = pages_of(to);
   for (size_t i = 0; i < spans.size(); ++i) {
     const absl::Status status =
-        memory_->Remap(spans[i]->range, PageCount(0), to_pages);
+        arena_.Remap(spans[i]->pieces.front(), to_pages);
     if (status.ok()) continue;
     for (size_t done = 0; done < i; ++done) {
       QUIRE_RETURN_IF_ERROR(
-          memory_->Remap(spans[done]->range, PageCount(0), from_pages));
+          arena_.Remap(spans[done]->pieces.front(), from_pages));
     }
     return status;
   }
@@ -177,10 +179,7 @@ void OwnerHeap::BecomeGuest(const HostSlab& member, Span* host) {
   --slabs_;
   --state.slabs;
   RemovePartial(slab);
-  const uint64_t before = MappedPages();
-  span_pages_ -= slab->whole_pages;
-  slab->whole_pages = 0;
-  CountMapped(before);
+  arena_.Lend(slab->pieces.front());
 
   for (uint32_t i = 0; i < slab->slot_count; ++i) {
     if (!slab->free_slots.IsFree(i)) host->free_slots.TakeThis(i);
@@ -204,11 +203,11 @@ void OwnerHeap::BecomeGuest(const HostSlab& member, Span* host) {
 }
 
 void OwnerHeap::DropGuest(Span* guest, const Fence& fence) {
-  AddressRange* const range = guest->range;
+  const Piece home = guest->pieces.front();
   --guest->host->guests;
   guest->host = nullptr;
-  spans_->Remove(guest);
-  memory_->ReleaseRange(range, fence);
+  RemoveSpan(guest);
+  arena_.TakeHome(home, fence);
 }
 
 absl::Status OwnerHeap::CheckGuest(const Span& span) const {
@@ -221,7 +220,7 @@ absl::Status OwnerHeap::CheckGuest(const Span& span) const {
       host.slot_count != span.slot_count || host.slot_size != span.slot_size) {
     return broken("its host is none");
   }
-  if (span.out() == 0 || span.cooling > 0 || span.whole_pages > 0 ||
+  if (span.out() == 0 || span.cooling > 0 || span.detour != nullptr ||
       span.list_position != SIZE_MAX) {
     return broken("has nothing, or what only a host has");
   }
@@ -234,8 +233,7 @@ absl::Status OwnerHeap::CheckGuest(const Span& span) const {
       return broken("a slot is live that it does not hold");
     }
   }
-  if (memory_->PageAt(span.range, PageCount(0)) !=
-      memory_->PageAt(host.range, PageCount(0))) {
+  if (arena_.PageAt(span.base) != arena_.PageAt(host.base)) {
     return broken("lies on other pages than its host");
   }
   return absl::OkStatus();

@@ -71,7 +71,7 @@ std::vector<OwnerHeap::Move> OwnerHeap::PlanRelocation(
     }
     // Where the limits left nothing for a slab that was made for the rest.
     for (Span* const target : targets) {
-      if (target->out() == 0) KeepOrPark(target);
+      if (target->out() == 0) KeepOrDissolve(target);
     }
   }
   return moves;
@@ -84,14 +84,15 @@ bool OwnerHeap::IsMovable(const HostSlab& slab,
 }
 
 bool OwnerHeap::RemainderPays(int size_class, uint64_t slots) const {
-  return classes_.slot_size(size_class).value() % kSeamBytes == 0 &&
+  return classes_.slot_size(size_class).value() % kPieceGrain == 0 &&
          slots * 4 <= classes_.slots_per_slab(size_class) * kRemainderQuarters;
 }
 
 Span* OwnerHeap::AddRemainder(int size_class, uint64_t slots) {
   if (!RemainderPays(size_class, slots)) return nullptr;
   // Without a page for it everything stays where it is.
-  return AddSeamSlab(size_class, slots * classes_.slot_size(size_class).value())
+  return AddDetourSlab(size_class,
+                       slots * classes_.slot_size(size_class).value())
       .value_or(nullptr);
 }
 

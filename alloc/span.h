@@ -1,4 +1,4 @@
-// A mapped range of the allocator: a slab, a large allocation, or parked.
+// What an arena's bytes are in use as: a slab, or one large allocation.
 
 #ifndef QUIRE_ALLOC_SPAN_H_
 #define QUIRE_ALLOC_SPAN_H_
@@ -6,8 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
-#include "alloc/seam_packer.h"
+#include "alloc/piece.h"
 #include "alloc/slot_map.h"
 #include "alloc/slot_record.h"
 #include "quire/alloc/device_memory.h"
@@ -16,8 +17,9 @@
 namespace quire {
 
 class OwnerHeap;
+struct Detour;
 
-// Stands for "no size class": a range for one allocation.
+// Stands for "no size class": one allocation.
 inline constexpr int kLargeClass = -1;
 
 inline uint64_t HighHalfOfProduct(uint64_t a, uint64_t b) {
@@ -34,7 +36,7 @@ inline uint64_t HighHalfOfProduct(uint64_t a, uint64_t b) {
 // live.
 struct alignas(64) Span {
   uint64_t base = 0;        // address of the first slot
-  uint64_t slot_size = 0;   // a large or parked span is one slot
+  uint64_t slot_size = 0;   // a large span is one slot
   uint64_t reciprocal = 0;  // 2^64 / slot_size, rounded up
   uint32_t slot_count = 0;
   int size_class = kLargeClass;
@@ -43,13 +45,15 @@ struct alignas(64) Span {
 
   // ---- With the allocator's lock ----
   // On another cache line, so that whoever has the lock is not in the way.
-  alignas(64) AddressRange* range = nullptr;
-  size_t index = 0;  // in the table of spans
-  // Parked: nobody has it, and no use of it is left.
-  bool parked = false;
-  SeamPiece head;
-  SeamPiece tail;
-  uint64_t whole_pages = 0;
+  alignas(64) size_t index = 0;  // in the table of spans
+  // Stands for the addresses of a heap where no slab lies: what lies there is
+  // for the heap to know.
+  bool marker = false;
+  // The bytes at home that it has. Of a guest only the addresses: its pages are
+  // its host's.
+  std::vector<Piece> pieces;
+  // Null: it lies at home, in its one piece. Slabs at home have whole pages.
+  Detour* detour = nullptr;
   // Of a slab: slots that are free in it. The others are live, cached by a
   // thread, or cool.
   SlotMap free_slots;
@@ -62,12 +66,6 @@ struct alignas(64) Span {
   uint32_t guests = 0;  // of a host
   // Where the slab stands in its class's list; SIZE_MAX: not in it.
   size_t list_position = SIZE_MAX;
-  // The batch of frees that a cooling large allocation belongs to, on the
-  // stream it was freed on.
-  uint64_t batch = 0;
-  // What lay here last: tells a double free from a foreign address.
-  uint64_t last_slot_size = 0;
-  uint32_t last_slot_count = 0;
   // Of a large allocation, which the record of a slot is too small for.
   Bytes requested;
   StreamId stream;
@@ -77,27 +75,15 @@ struct alignas(64) Span {
   // Bytes of all slots.
   uint64_t capacity() const { return slot_size * slot_count; }
   bool large() const { return size_class == kLargeClass; }
-  bool has_seams() const { return !head.none() || !tail.none(); }
-  // The slots of the range: the page of the head, the whole pages, the page of
-  // the tail.
-  uint64_t first_whole_slot() const { return head.none() ? 0 : 1; }
-  uint64_t end_of_whole_slots() const {
-    return first_whole_slot() + whole_pages;
-  }
-  uint64_t slots_of_pages() const {
-    return end_of_whole_slots() + (tail.none() ? 0 : 1);
-  }
 
   // ---- Of a guest, ask its host. ----
   // Slots that are not free in the slab.
   uint32_t out() const { return slot_count - free_slots.free_count(); }
   // No use of any slot is left.
-  bool empty() const { return parked || (!large() && out() == 0); }
+  bool empty() const { return !large() && out() == 0; }
   // Nobody holds any of it, though streams may still be using it: its pages
   // can serve another purpose, at the latest when they are done.
-  bool reclaimable() const {
-    return parked || (large() ? cooling == 1 : out() == cooling);
-  }
+  bool reclaimable() const { return large() ? cooling == 1 : out() == cooling; }
 
   // The slot that starts at `address`. Lock-free. REQUIRES: the address lies
   // in the range of the span, whose size times its slot size is below 2^64.

@@ -33,21 +33,39 @@ absl::StatusOr<std::unique_ptr<SpanTable>> SpanTable::Create(DeviceAddress base,
 
 SpanTable::~SpanTable() { munmap(table_, pages_ * sizeof(Entry)); }
 
-void SpanTable::Publish(const AddressRange* range, Span* span) {
-  const uint64_t first = (range->address().value() - base_) >> page_shift_;
-  for (uint64_t i = 0; i < range->pages().value(); ++i) {
+void SpanTable::Publish(DeviceAddress address, PageCount pages, Span* span) {
+  const uint64_t first = (address.value() - base_) >> page_shift_;
+  for (uint64_t i = 0; i < pages.value(); ++i) {
     table_[first + i].store(span, std::memory_order_release);
   }
 }
 
-Span* SpanTable::Add(AddressRange* range) {
+Span* SpanTable::TakeUnused() {
   if (unused_.empty()) {
     storage_.emplace_back();
     metadata_bytes_ += sizeof(Span);
-    unused_.push_back(&storage_.back());
+    return &storage_.back();
   }
   Span* const span = unused_.back();
   unused_.pop_back();
+  return span;
+}
+
+Span* SpanTable::AddMarker(OwnerHeap* heap) {
+  if (unused_markers_.empty()) {
+    storage_.emplace_back();
+    metadata_bytes_ += sizeof(Span);
+    unused_markers_.push_back(&storage_.back());
+  }
+  Span* const marker = unused_markers_.back();
+  unused_markers_.pop_back();
+  marker->marker = true;
+  marker->heap = heap;
+  return marker;
+}
+
+Span* SpanTable::Add() {
+  Span* const span = TakeUnused();
   if (unused_indices_.empty()) {
     unused_indices_.push_back(spans_.size());
     spans_.push_back(nullptr);
@@ -55,20 +73,15 @@ Span* SpanTable::Add(AddressRange* range) {
   span->index = unused_indices_.back();
   unused_indices_.pop_back();
   spans_[span->index] = span;
-  span->range = range;
-  span->base = range->address().value();
   span->size_class = kLargeClass;
-  span->parked = false;
-  span->head = SeamPiece();
-  span->tail = SeamPiece();
-  span->whole_pages = 0;
+  span->pieces.clear();
+  span->detour = nullptr;
   span->cooling = 0;
   span->host = nullptr;
   span->guests = 0;
   span->list_position = SIZE_MAX;
   span->records = &span->large_record;
   span->large_record.store(SlotRecord());
-  Publish(range, span);
   return span;
 }
 
@@ -102,11 +115,9 @@ void SpanTable::ReturnRecords(Span* span) {
 }
 
 void SpanTable::Remove(Span* span) {
-  Publish(span->range, nullptr);
   ReturnRecords(span);
   spans_[span->index] = nullptr;
   unused_indices_.push_back(span->index);
-  span->range = nullptr;
   unused_.push_back(span);
 }
 

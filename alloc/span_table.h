@@ -37,19 +37,24 @@ class SpanTable {
   SpanTable(const SpanTable&) = delete;
   SpanTable& operator=(const SpanTable&) = delete;
 
-  // The span of the range that contains `address`, or null. Lock-free.
+  // What the page of `address` leads to, or null. Lock-free.
   Span* Find(DeviceAddress address) const {
     const uint64_t page = (address.value() - base_) >> page_shift_;
     if (page >= pages_) return nullptr;
     return table_[page].load(std::memory_order_acquire);
   }
 
-  // A span for the range, with a record for one slot, found by every address of
-  // it from here on.
-  Span* Add(AddressRange* range);
+  // A span with a record for one slot, found by no address yet.
+  Span* Add();
+  // One to stand for the addresses of a heap, in no list of spans.
+  Span* AddMarker(OwnerHeap* heap);
+  void RemoveMarker(Span* marker) { unused_markers_.push_back(marker); }
+  // The pages from `address` on lead to `span` from here on, or nowhere where
+  // it is null.
+  void Publish(DeviceAddress address, PageCount pages, Span* span);
   // Gives the span `slots` records, all unused. REQUIRES: none is live.
   void SetRecords(Span* span, uint32_t slots);
-  // Its addresses lead nowhere from here on; the span may be used again.
+  // The span may be used again. REQUIRES: no address leads to it.
   void Remove(Span* span);
 
   // Every span; null where an index is not used.
@@ -62,7 +67,7 @@ class SpanTable {
 
   SpanTable(uint64_t base, uint64_t pages, int page_shift, Entry* table)
       : base_(base), pages_(pages), page_shift_(page_shift), table_(table) {}
-  void Publish(const AddressRange* range, Span* span);
+  Span* TakeUnused();
   void ReturnRecords(Span* span);
 
   const uint64_t base_;
@@ -72,6 +77,7 @@ class SpanTable {
 
   std::deque<Span> storage_;
   std::vector<Span*> unused_;
+  std::vector<Span*> unused_markers_;
   std::vector<Span*> spans_;
   std::vector<size_t> unused_indices_;
   // Arrays of records by the power of two of their length.

@@ -1,6 +1,7 @@
 #include "alloc/stream_free_list.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -32,16 +33,41 @@ StreamFreeList::StreamFreeList(Driver* driver, DeviceId device, StreamId stream,
       batches_(1),
       entries_(size_classes) {}
 
-void StreamFreeList::Push(Block block) {
+void StreamFreeList::Push(Block slot) {
   Batch& open = batches_.back();
   ++open.entries;
-  open.bytes += block.size();
-  if (block.span->large()) {
-    block.span->batch = open_number();
-    ranges_.Insert(block.span);
-  } else {
-    entries_[block.span->size_class].push_back({block, open_number()});
+  open.bytes += slot.size();
+  entries_[slot.span->size_class].push_back({slot, open_number()});
+}
+
+void StreamFreeList::PushRun(const Piece& piece) {
+  ++batches_.back().entries;
+  batches_.back().bytes += piece.length;
+  runs_.Insert({piece.begin, piece.length, open_number()},
+               [this](const ByteRun& joined) {
+                 batches_.back().bytes += joined.length;
+                 Leave(joined.batch, joined.length);
+               });
+}
+
+void StreamFreeList::TakeRun(const Piece& piece) {
+  const ByteRun run = runs_.Take(piece.begin, piece.length);
+  if (run.begin < piece.begin) ++batch(run.batch).entries;
+  if (run.end() > piece.end()) ++batch(run.batch).entries;
+  Leave(run.batch, piece.length);
+  if (noted_.empty()) return;
+  auto noted = noted_.upper_bound(piece.begin);
+  if (noted != noted_.begin() &&
+      std::prev(noted)->second.piece.end() > piece.begin) {
+    --noted;
   }
+  while (noted != noted_.end() && noted->first < piece.end()) {
+    noted = noted_.erase(noted);
+  }
+}
+
+void StreamFreeList::Note(const FreedBlock& block) {
+  noted_[block.piece.begin] = block;
 }
 
 void StreamFreeList::Leave(uint64_t number, uint64_t bytes) {
@@ -81,11 +107,6 @@ std::optional<Block> StreamFreeList::PopSlot(int size_class) {
   return entry.block;
 }
 
-void StreamFreeList::RemoveRange(Span* span) {
-  ranges_.Remove(span);
-  Leave(span->batch, span->slot_size);
-}
-
 absl::Status StreamFreeList::CloseBatch() {
   if (open().entries == 0) return absl::OkStatus();
   if (captured_) {
@@ -106,7 +127,8 @@ void StreamFreeList::CloseBatchWith(Fence fence) {
   batches_.emplace_back();
 }
 
-void StreamFreeList::Poll(std::vector<Block>* freed) {
+StreamFreeList::Freed StreamFreeList::Poll() {
+  Freed freed;
   progress_ = Progress::kIdle;
   uint64_t complete_before = first_batch_;
   for (const Batch& batch : batches_) {
@@ -121,41 +143,46 @@ void StreamFreeList::Poll(std::vector<Block>* freed) {
     }
     ++complete_before;
   }
-  if (complete_before == first_batch_) return;
+  if (complete_before == first_batch_) return freed;
 
   for (std::deque<Entry>& entries : entries_) {
     while (!entries.empty() && entries.front().batch < complete_before) {
-      freed->push_back(entries.front().block);
+      freed.slots.push_back(entries.front().block);
       entries.pop_front();
     }
   }
-  std::vector<Span*> complete;
-  for (Span* const span : ranges_.spans()) {
-    if (span->batch < complete_before) complete.push_back(span);
+  for (const auto& [begin, run] : runs_.runs()) {
+    if (run.batch < complete_before) freed.runs.push_back(run);
   }
-  for (Span* const span : complete) {
-    ranges_.Remove(span);
-    freed->push_back({span, 0});
+  for (const ByteRun& run : freed.runs) {
+    runs_.Take(run.begin, run.length);
+    const auto first = noted_.lower_bound(run.begin);
+    const auto last = noted_.lower_bound(run.end());
+    for (auto noted = first; noted != last; ++noted) {
+      freed.blocks.push_back(noted->second);
+    }
+    noted_.erase(first, last);
   }
   batches_.erase(batches_.begin(),
                  batches_.begin() + static_cast<std::ptrdiff_t>(
                                         complete_before - first_batch_));
   first_batch_ = complete_before;
   DropEmptyBatches();
+  return freed;
 }
 
-std::optional<Fence> StreamFreeList::FenceOf(const Span* span) {
-  uint64_t number = span->batch;
-  if (!span->large()) {
-    const std::deque<Entry>& entries = entries_[span->size_class];
-    number = std::find_if(entries.rbegin(), entries.rend(),
-                          [span](const Entry& entry) {
-                            return entry.block.span == span;
-                          })
-                 ->batch;
-  }
-  if (!batch(number).closed && !CloseBatch().ok()) return std::nullopt;
-  return batch(number).fence;
+std::optional<Fence> StreamFreeList::FenceOf(uint64_t batch_number) {
+  if (!batch(batch_number).closed && !CloseBatch().ok()) return std::nullopt;
+  return batch(batch_number).fence;
+}
+
+std::optional<Fence> StreamFreeList::FenceOf(const Span* slab) {
+  const std::deque<Entry>& entries = entries_[slab->size_class];
+  return FenceOf(std::find_if(entries.rbegin(), entries.rend(),
+                              [slab](const Entry& entry) {
+                                return entry.block.span == slab;
+                              })
+                     ->batch);
 }
 
 uint64_t StreamFreeList::RemoveSlab(const Span* span) {
@@ -182,7 +209,6 @@ void StreamFreeList::CountBySpan(
   for (const std::deque<Entry>& entries : entries_) {
     for (const Entry& entry : entries) ++(*counts)[entry.block.span];
   }
-  for (const Span* const span : ranges_.spans()) ++(*counts)[span];
 }
 
 absl::Status StreamFreeList::CheckInvariants() const {
@@ -208,11 +234,11 @@ absl::Status StreamFreeList::CheckInvariants() const {
       }
     }
   }
-  for (const Span* const span : ranges_.spans()) {
-    if (!count(span->batch)) return broken("no such batch", span->batch);
-    if (span->cooling != 1) {
-      return broken("holds a range that is not cooling", span->batch);
-    }
+  if (const absl::Status runs = runs_.CheckInvariants(); !runs.ok()) {
+    return runs;
+  }
+  for (const auto& [begin, run] : runs_.runs()) {
+    if (!count(run.batch)) return broken("no such batch", run.batch);
   }
   for (size_t i = 0; i < batches_.size(); ++i) {
     if (counted[i] != batches_[i].entries) {

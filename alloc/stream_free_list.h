@@ -1,5 +1,8 @@
 // What was freed on one stream and may still be in use by work queued there.
 //
+// Slots of slabs stand here one by one, and what large allocations had as runs
+// of bytes at home in the arena.
+//
 // The stream itself may have any of it back at once, most recent first. For
 // everybody else it becomes free in batches: frees gather in the open batch
 // until a fence is recorded, which closes it; when the fence completes, what is
@@ -11,11 +14,11 @@
 // Invariants:
 //   - entries_ of a class, from front to back, are in order of their batch;
 //   - every batch but the last is closed, and batches_[b].entries entries and
-//     ranges name the batch first_batch_ + b;
+//     runs name the batch first_batch_ + b;
 //   - the first batch, unless it is the open one, has entries.
 //
-// Push and Pop are O(1) and make no driver call; those for ranges are
-// O(log ranges). Not thread-safe.
+// Push and Pop are O(1) and make no driver call; those for runs are O(log
+// runs). Not thread-safe.
 
 #ifndef QUIRE_ALLOC_STREAM_FREE_LIST_H_
 #define QUIRE_ALLOC_STREAM_FREE_LIST_H_
@@ -27,9 +30,11 @@
 #include <span>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "alloc/range_cache.h"
+#include "alloc/piece.h"
+#include "alloc/run_set.h"
 #include "alloc/span.h"
 #include "quire/alloc/driver.h"
 #include "quire/alloc/fence.h"
@@ -60,17 +65,22 @@ class StreamFreeList {
   // Bytes freed since the last fence was recorded, and still here.
   uint64_t open_bytes() const { return open().bytes; }
 
-  // Enters a cooling block into the open batch.
-  void Push(Block block);
+  // Enters a cooling slot into the open batch.
+  void Push(Block slot);
   // The most recently freed slot of the class leaves the list, for its stream.
   std::optional<Block> PopSlot(int size_class);
-  // A range of at least so many bytes and at most `excess` more. RemoveRange
-  // takes it out.
-  Span* FindRange(uint64_t bytes, uint64_t excess, Bytes alignment) const {
-    return ranges_.FindFit(bytes, excess, alignment);
-  }
-  void RemoveRange(Span* span);
-  const RangeCache& ranges() const { return ranges_; }
+  // Enters bytes into the open batch. What touches them joins it.
+  void PushRun(const Piece& piece);
+  // The bytes leave the list. REQUIRES: one run has them all.
+  void TakeRun(const Piece& piece);
+  const RunSet& runs() const { return runs_; }
+  // What lay there, for the trace: until the bytes are taken, or free.
+  struct FreedBlock {
+    Piece piece;
+    DeviceAddress address;
+    Bytes requested;
+  };
+  void Note(const FreedBlock& block);
 
   // Records a fence for the open batch, if anything is in it. An error of the
   // driver leaves it open.
@@ -80,15 +90,23 @@ class StreamFreeList {
   // While the stream is captured into a graph, an event that is recorded on it
   // says nothing about its work: CloseBatch is kFailedPrecondition.
   void set_captured(bool captured) { captured_ = captured; }
-  // Takes out what is free by now, without blocking, and appends it.
-  void Poll(std::vector<Block>* freed);
+  // Takes out what is free by now, without blocking.
+  struct Freed {
+    std::vector<Block> slots;
+    std::vector<ByteRun> runs;
+    std::vector<FreedBlock> blocks;  // of those that were noted
+  };
+  Freed Poll();
   // How the last Poll ended.
   Progress progress() const { return progress_; }
 
-  // For giving memory away while it cools. The fence under which the range of
-  // this list, or the newest of the slab's slots here, becomes free; nullopt
-  // where the driver would record none. REQUIRES: it is here.
-  std::optional<Fence> FenceOf(const Span* span);
+  // For giving memory away while it cools. The fence under which the run, or
+  // the newest of the slab's slots here, becomes free; nullopt where the driver
+  // would record none. REQUIRES: it is here.
+  std::optional<Fence> FenceOf(const ByteRun& run) {
+    return FenceOf(run.batch);
+  }
+  std::optional<Fence> FenceOf(const Span* slab);
   // Takes the slab's slots out; returns how many. O(slots listed in its class).
   uint64_t RemoveSlab(const Span* span);
 
@@ -96,7 +114,7 @@ class StreamFreeList {
   uint64_t CountSlots(const Span* span) const;
 
   absl::Status CheckInvariants() const;
-  // Adds one for each block here to the count of its span.
+  // Adds one for each slot here to the count of its span.
   void CountBySpan(std::map<const Span*, uint64_t>* counts) const;
 
  private:
@@ -114,6 +132,7 @@ class StreamFreeList {
   const Batch& open() const { return batches_.back(); }
   Batch& batch(uint64_t number) { return batches_[number - first_batch_]; }
   uint64_t open_number() const { return first_batch_ + batches_.size() - 1; }
+  std::optional<Fence> FenceOf(uint64_t batch_number);
   void Leave(uint64_t number, uint64_t bytes);
   void DropEmptyBatches();
 
@@ -124,7 +143,8 @@ class StreamFreeList {
   std::deque<Batch> batches_;
   uint64_t first_batch_ = 0;
   std::vector<std::deque<Entry>> entries_;  // by size class
-  RangeCache ranges_;                       // Span::batch says which batch
+  RunSet runs_;
+  absl::btree_map<uint64_t, FreedBlock> noted_;  // by the address at home
   Progress progress_ = Progress::kIdle;
 };
 

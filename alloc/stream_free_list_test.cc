@@ -22,8 +22,7 @@ class StreamFreeListTest : public DeviceMemoryFixture {
     list_ = std::make_unique<StreamFreeList>(driver_.get(), DeviceId(0),
                                              stream_, kClasses);
     for (int i = 0; i < kClasses; ++i) {
-      slabs_.emplace_back(uint64_t{0x100000} * (i + 1), 1);
-      slabs_.back().SetSlab(i, Bytes(256), 256);
+      slabs_.emplace_back(uint64_t{0x100000} * (i + 1), i, Bytes(256), 256);
     }
   }
   ~StreamFreeListTest() override {
@@ -36,11 +35,7 @@ class StreamFreeListTest : public DeviceMemoryFixture {
     list_->Push(block);
     return block;
   }
-  std::vector<Block> Poll() {
-    std::vector<Block> freed;
-    list_->Poll(&freed);
-    return freed;
-  }
+  std::vector<Block> Poll() { return list_->Poll().slots; }
   // The list keeps the order of the stream, so this makes all that is closed
   // free.
   void Synchronize() {
@@ -93,20 +88,18 @@ TEST_F(StreamFreeListTest, WorkQueuedAfterTheFenceHoldsNothingUp) {
 
 TEST_F(StreamFreeListTest, AStreamThatStandsStillGathersNoEvents) {
   Gate gate(driver_.get(), stream_);
-  FakeSpan large(0x800000, 4 * kPageBytes);
+  const Piece large = {0x800000, 4 * kPageBytes};
   const auto events = [this] {
     return Calls("CreateEvent") - Calls("DestroyEvent");
   };
   for (int round = 0; round < 1000; ++round) {
-    const Block block = large.CoolingBlock();
-    list_->Push(block);
+    list_->PushRun(large);
     EXPECT_EQ(list_->open_bytes(), 4 * kPageBytes);
     EXPECT_EQ(list_->CloseBatch(), absl::OkStatus());
     EXPECT_EQ(list_->open_bytes(), 0u);
     EXPECT_LE(events(), 1u);
-    ASSERT_EQ(list_->FindRange(4 * kPageBytes, 0, Bytes(256)), large.span());
-    list_->RemoveRange(large.span());
-    FakeSpan::Free(block);
+    ASSERT_EQ(list_->runs().FindFit(4 * kPageBytes, Bytes(256)), large.begin);
+    list_->TakeRun(large);
     ASSERT_TRUE(list_->empty());
   }
   EXPECT_EQ(events(), 0u);
@@ -129,9 +122,7 @@ TEST_F(StreamFreeListTest, ADestroyedStreamHasNothingToWaitFor) {
   list.Push(slabs_[0].CoolingBlock());
   EXPECT_EQ(driver_->DestroyStream(gone), absl::OkStatus());
   EXPECT_EQ(list.CloseBatch(), absl::OkStatus());
-  std::vector<Block> freed;
-  list.Poll(&freed);
-  EXPECT_EQ(freed.size(), 1u);
+  EXPECT_EQ(list.Poll().slots.size(), 1u);
 
   const StreamId both[] = {gone, stream_};
   const auto fence = RecordOnLiveStreams(driver_.get(), DeviceId(0), both);
@@ -155,6 +146,50 @@ TEST_F(StreamFreeListTest, ASlabLeavesWithTheFenceOfItsNewestSlot) {
   gate.Open();
   EXPECT_EQ(fence->Wait(), absl::OkStatus());
   EXPECT_EQ(Poll().size(), 1u);
+}
+
+TEST_F(StreamFreeListTest, BytesThatTouchAreFreeWithTheLastOfThem) {
+  list_->PushRun({0x800000, kPageBytes});
+  EXPECT_EQ(list_->CloseBatch(), absl::OkStatus());
+  Synchronize();
+  Gate gate(driver_.get(), stream_);
+  list_->PushRun({0x800000 + kPageBytes, kPageBytes});
+  EXPECT_EQ(list_->CloseBatch(), absl::OkStatus());
+  EXPECT_TRUE(list_->Poll().runs.empty());
+  EXPECT_EQ(list_->runs().largest(), 2 * kPageBytes);
+  gate.Open();
+  Synchronize();
+  const std::vector<ByteRun> runs = list_->Poll().runs;
+  ASSERT_EQ(runs.size(), 1u);
+  EXPECT_EQ(runs.front().length, 2 * kPageBytes);
+  EXPECT_TRUE(list_->empty());
+}
+
+TEST_F(StreamFreeListTest, WhatIsLeftOfARunKeepsItsBatch) {
+  list_->PushRun({0x800000, 3 * kPageBytes});
+  EXPECT_EQ(list_->CloseBatch(), absl::OkStatus());
+  list_->TakeRun({0x800000 + kPageBytes, kPageBytes});
+  EXPECT_EQ(list_->CheckInvariants(), absl::OkStatus());
+  EXPECT_EQ(list_->open_bytes(), 0u);
+  Synchronize();
+  EXPECT_EQ(list_->Poll().runs.size(), 2u);
+  EXPECT_TRUE(list_->empty());
+}
+
+TEST_F(StreamFreeListTest, RemembersWhatLayThereUntilTheBytesAreTaken) {
+  for (const uint64_t begin : {0x800000u, 0x900000u}) {
+    const Piece piece = {begin, KiB(4).value()};
+    list_->PushRun(piece);
+    list_->Note({piece, DeviceAddress(begin), Bytes(4000)});
+  }
+  list_->TakeRun({0x900000, 512});
+  EXPECT_EQ(list_->CloseBatch(), absl::OkStatus());
+  Synchronize();
+  const StreamFreeList::Freed freed = list_->Poll();
+  ASSERT_EQ(freed.blocks.size(), 1u);
+  EXPECT_EQ(freed.blocks.front().address, DeviceAddress(0x800000));
+  EXPECT_EQ(freed.blocks.front().requested, Bytes(4000));
+  EXPECT_EQ(freed.runs.size(), 2u);
 }
 
 // The truth: each class is a stack of blocks for the stream, and what is below

@@ -326,6 +326,12 @@ class DeviceMemory {
   // mappings, the driver's, without a verdict: see DescribeMappingShortage.
   absl::StatusOr<AddressRange*> TryMakeRange(OwnerId owner, Bytes alignment,
                                              std::span<const PageHandle> pages);
+  // The same in two steps: a range of which nothing is backed, and pages under
+  // slots of it, none of which is live. Slots that cool become live again.
+  absl::StatusOr<AddressRange*> TryReserveRange(PageCount pages, OwnerId owner,
+                                                Bytes alignment);
+  absl::Status TryBackSlots(AddressRange* range, PageCount first,
+                            PageCount count);
   // Unmaps what has cooled. Returns the pages that are cached now: what a
   // commit can have without creating one. Waits for nothing.
   PageCount Harvest();

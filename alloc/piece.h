@@ -1,0 +1,31 @@
+// Bytes side by side at home, in the addresses of an arena (arena.h).
+
+#ifndef QUIRE_ALLOC_PIECE_H_
+#define QUIRE_ALLOC_PIECE_H_
+
+#include <cstdint>
+
+namespace quire {
+
+// Pieces begin and end at multiples of this: PyTorch's block size, and more
+// than any kernel's vector load or copy engine asks for.
+inline constexpr uint64_t kPieceGrain = 512;
+
+struct Piece {
+  uint64_t begin = 0;
+  uint64_t length = 0;
+
+  uint64_t end() const { return begin + length; }
+};
+
+// Those of its bytes that are whole pages.
+inline Piece WholePages(const Piece& piece, uint64_t page_bytes) {
+  const uint64_t first =
+      (piece.begin + page_bytes - 1) / page_bytes * page_bytes;
+  const uint64_t last = piece.end() / page_bytes * page_bytes;
+  return {first, last > first ? last - first : 0};
+}
+
+}  // namespace quire
+
+#endif  // QUIRE_ALLOC_PIECE_H_
