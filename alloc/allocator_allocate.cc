@@ -20,6 +20,11 @@ constexpr std::chrono::microseconds kLastPollInterval(500);
 // So many times in a row is no accident.
 constexpr int kGatherAttempts = 64;
 
+// A heap that grows takes one more page for so many that it has. Without any to
+// spare, what comes apart at the peak of one round of a program would have to
+// be put together again in each.
+constexpr uint64_t kPagesPerSpare = 512;
+
 // After so many, a large allocation takes all of its pages from the pool.
 constexpr uint64_t kAttemptsBeforePool = 3;
 
@@ -97,7 +102,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
       block = TakeSlot(heap, size_class, request);
     }
     if (!block) block = heap->TakeSlotOfNewSlab(size_class);
-    if (!block && FlushCachesNowAndThen()) {
+    if (!block && FlushCachesNowAndThen(Bytes(0))) {
       CloseBatches();
       Poll();
       block = TakeSlot(heap, size_class, request);
@@ -114,7 +119,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
     if (!HasRoom(PageCount(1), request.owner)) {
       MutexLock lock(&mutex_);
       // Before it is given up for a page that limits do not allow any more.
-      Collect(Flush::kAlways);
+      Collect();
       OwnerHeap* const heap = HeapFor(request);
       if (const auto block = TakeAnyRoom(heap, size_class, request)) {
         return Publish(*block, request);
@@ -131,7 +136,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
     if (!absl::IsResourceExhausted(address.status())) return address;
     {
       MutexLock lock(&mutex_);
-      Collect(Flush::kAlways);
+      Collect();
       OwnerHeap* const heap = HeapFor(request);
       if (const auto block = TakeAnyRoom(heap, size_class, request)) {
         return Publish(*block, request);
@@ -154,13 +159,27 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
     const uint64_t first = request.alignment.value() <= kPieceGrain
                                ? heap->FirstSlabBytes(size_class)
                                : 0;
-    uint64_t new_pages = pages.value();
-    if (first > 0) new_pages = heap->HasRoomFor(first) ? 0 : 1;
+    constexpr OwnerHeap::Keep kKeep = OwnerHeap::Keep::kComebacks;
+    const auto wanted = [&]() -> uint64_t {
+      if (first == 0) return pages.value();
+      return heap->HasRoomFor(first) ? 0 : 1;
+    };
+    uint64_t new_pages = wanted();
+    if (memory_->Harvest().value() < new_pages) {
+      // What the heap has, it has without giving it to the pool and back.
+      CollectFor(new_pages);
+      heap->DissolveEmptySlabs(new_pages, kKeep);
+      if (first == 0) {
+        const auto slot = heap->TakeSlotOfNewSlab(size_class);
+        if (slot) return *slot;
+      }
+      new_pages = wanted();
+    }
     *needs = {.pages = PageCount(new_pages),
               .addresses = PageCount(new_pages + 1),
               .missing = new_pages,
               .wait = wait,
-              .keep = OwnerHeap::Keep::kComebacks};
+              .keep = kKeep};
     Recycle(new_pages, heap, needs->keep);
     QUIRE_RETURN_IF_ERROR(first > 0 ? heap->AddFirstSlab(size_class)
                                     : heap->AddSlab(size_class, new_pages));
@@ -205,8 +224,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
     MutexLock lock(&mutex_);
     KeepToLimit();
     OwnerHeap* const heap = HeapFor(request);
-    std::optional<Block> block =
-        heap->TakeLarge(bytes, request.alignment, request.stream);
+    std::optional<Block> block = heap->TakeLarge(
+        bytes, request.alignment, request.stream, heap->IsUntidy());
     if (!block) {
       Poll();
       block = TakeOrMap(heap, bytes, request);
@@ -229,20 +248,33 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
             const uint64_t wanted = plan().new_pages;
             if (wanted > 0) RecycleForLarge(wanted, heap);
             const LargePlan planned = plan();
+            const uint64_t spare =
+                attempts == 0 ? SparePages(*heap, planned.new_pages) : 0;
+            const uint64_t pages = planned.new_pages + spare;
             const uint64_t prepared = memory_->Harvest().value();
-            *needs = {.pages = PageCount(planned.new_pages),
-                      .addresses = PageCount(planned.addresses),
+            *needs = {.pages = PageCount(pages),
+                      .addresses = PageCount(planned.addresses + spare),
                       .alignment = request.alignment,
-                      .missing = planned.new_pages -
-                                 std::min(planned.new_pages, prepared),
+                      .missing = pages - std::min(pages, prepared),
                       .large = true,
                       .attempts = attempts + 1};
             absl::StatusOr<Block> block =
-                heap->AddLarge(bytes, request.alignment, request.stream);
+                heap->AddLarge(bytes, request.alignment, request.stream, spare);
             if (block.ok()) TrimDetours(heap, /*all=*/false);
             return block;
           };
   return AddAndPublish(request, add);
+}
+
+uint64_t DeviceAllocator::Impl::SparePages(const OwnerHeap& heap,
+                                           uint64_t pages) const {
+  if (pages == 0) return 0;
+  const DeviceMemoryStatistics pool = memory_->GetStatistics();
+  const uint64_t page = pool.page_size.value();
+  const uint64_t spare = heap.accounts().mapped_bytes / page / kPagesPerSpare;
+  const uint64_t room = (pool.growable.value() + pool.cached.value()) / page;
+  // Only where there is plenty.
+  return room / 2 > pages + spare ? spare : 0;
 }
 
 void DeviceAllocator::Impl::KeepToLimit() {
@@ -250,7 +282,7 @@ void DeviceAllocator::Impl::KeepToLimit() {
   if (memory_->pressure() == PressureLevel::kNone) return;
   const Bytes over = memory_->GetStatistics().over_limit;
   if (over.zero()) return;
-  Collect(Flush::kAlways);
+  Collect();
   ReleaseFree(PagesFor(over, memory_->page_size()).value(), nullptr);
 }
 
@@ -267,15 +299,21 @@ void DeviceAllocator::Impl::GiveOwnPages(OwnerHeap* heap,
 std::optional<Block> DeviceAllocator::Impl::TakeOrMap(OwnerHeap* heap,
                                                       uint64_t bytes,
                                                       const Request& request) {
+  const bool untidy = heap->IsUntidy();
   if (const auto block =
-          heap->TakeLarge(bytes, request.alignment, request.stream)) {
+          heap->TakeLarge(bytes, request.alignment, request.stream, untidy)) {
     return block;
   }
-  if (heap->PlanLarge(bytes, request.alignment, request.stream).new_pages > 0) {
-    return std::nullopt;
+  // Without a page that is made.
+  const LargePlan plan =
+      heap->PlanLarge(bytes, request.alignment, request.stream);
+  if (plan.new_pages > 0) {
+    if (!untidy) return std::nullopt;
+    return heap->TakeLarge(bytes, request.alignment, request.stream,
+                           /*tidily=*/false);
   }
-  const absl::StatusOr<Block> block =
-      heap->AddLarge(bytes, request.alignment, request.stream);
+  const absl::StatusOr<Block> block = heap->AddLarge(
+      bytes, request.alignment, request.stream, /*spare_pages=*/0);
   if (!block.ok()) return std::nullopt;
   TrimDetours(heap, /*all=*/false);
   return *block;
@@ -312,7 +350,7 @@ bool DeviceAllocator::Impl::AwaitPartsOfPages() {
                                return sum;
                              };
       const uint64_t before = count(&OwnerHeap::free_pages);
-      Collect(Flush::kAlways);
+      Collect();
       if (count(&OwnerHeap::free_pages) > before) return true;
       if (count(&OwnerHeap::reclaimable_pages) == before || !CanCool()) {
         return false;
@@ -382,7 +420,7 @@ uint64_t DeviceAllocator::Impl::Recycle(uint64_t wanted, OwnerHeap* heap,
                                         OwnerHeap::Keep keep) {
   uint64_t prepared = memory_->Harvest().value();
   if (prepared >= wanted) return prepared;
-  Collect(Flush::kNowAndThen);
+  CollectFor(wanted - prepared);
   ReleaseFree(wanted - prepared, heap, keep);
   return memory_->Harvest().value();
 }
@@ -392,7 +430,7 @@ uint64_t DeviceAllocator::Impl::RecycleForLarge(uint64_t wanted,
   uint64_t prepared = memory_->Harvest().value();
   if (prepared >= wanted) return prepared;
   const uint64_t before = heap->free_pages();
-  Collect(Flush::kNowAndThen);
+  CollectFor(wanted - prepared);
   heap->DissolveEmptySlabs(wanted - prepared, OwnerHeap::Keep::kNothing);
   const uint64_t gained =
       heap->free_pages() - std::min(before, heap->free_pages());

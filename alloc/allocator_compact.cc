@@ -29,7 +29,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
   {
     const HookDeferral deferral(memory_);
     MutexLock lock(&mutex_);
-    Collect(Flush::kAlways);
+    Collect();
     const auto is_pinned = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
                                mutex_) { return IsPinned(block); };
     for (const auto& heap : heaps_) {
@@ -78,7 +78,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Compact(
   {
     const HookDeferral deferral(memory_);
     MutexLock lock(&mutex_);
-    Collect(Flush::kAlways);
+    Collect();
     for (const auto& heap : heaps_) {
       if (heap->kept_for_graphs()) continue;
       const HeapAccounts accounts = heap->accounts();

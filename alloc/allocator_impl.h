@@ -235,6 +235,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   std::optional<Block> TakeOrMap(OwnerHeap* heap, uint64_t bytes,
                                  const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // How many to make besides so many.
+  uint64_t SparePages(const OwnerHeap& heap, uint64_t pages) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Unmaps what is only mapped to be found again. Whether there was anything.
   bool DropAllDetours() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool FreeAddresses() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -351,7 +354,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   bool FlushCaches() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The same where that is cheap beside the pages that were made since the last
   // time: threads that grow must not empty each other's caches for every page.
-  bool FlushCachesNowAndThen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FlushCachesNowAndThen(Bytes about_to_make) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t CachedAllocations() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t CachedByThreads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of one cache, half of what it has or all: how many slots. REQUIRES: its
@@ -365,10 +369,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees what has cooled, without blocking.
   void Poll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // All that was freed, as far as it can be known without waiting; of what
-  // threads have cached `now_and_then` or always.
-  enum class Flush { kAlways, kNowAndThen };
-  void Collect(Flush flush) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All that was freed, as far as it can be known without waiting.
+  void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same before so many pages are made; of what threads have cached, only
+  // where that is cheap beside them.
+  void CollectFor(uint64_t pages) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether anything cools that the driver can still speak for.
   bool CanCool() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether waiting can free a slot of this class or a larger one: one cools on

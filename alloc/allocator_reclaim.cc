@@ -9,8 +9,8 @@ namespace {
 
 // Before a page is made, caches are emptied: but only where so many allocations
 // went by for each slot that was in them the last time, so that those bear the
-// cost; or where what was made since comes to this part of what they hold,
-// which bounds what it costs to leave them as they are.
+// cost; or where what was made since, and is about to be, comes to this part of
+// what they hold, which bounds what it costs to leave them as they are.
 constexpr uint64_t kAllocationsPerFlushedSlot = 8;
 constexpr uint64_t kCachedPerByteMade = 16;
 
@@ -30,8 +30,9 @@ bool DeviceAllocator::Impl::FlushCaches() const {
   return true;
 }
 
-bool DeviceAllocator::Impl::FlushCachesNowAndThen() const {
-  const uint64_t made = mapped_.made_bytes - last_flush_.made_bytes;
+bool DeviceAllocator::Impl::FlushCachesNowAndThen(Bytes about_to_make) const {
+  const uint64_t made =
+      mapped_.made_bytes - last_flush_.made_bytes + about_to_make.value() / 16;
   const uint64_t allocations = CachedAllocations() - last_flush_.allocations;
   if (allocations < last_flush_.slots * kAllocationsPerFlushedSlot &&
       made < CachedByThreads() / kCachedPerByteMade) {
@@ -145,12 +146,15 @@ void DeviceAllocator::Impl::Poll() {
   DropReleasedPools();
 }
 
-void DeviceAllocator::Impl::Collect(Flush flush) {
-  if (flush == Flush::kAlways) {
-    FlushCaches();
-  } else {
-    FlushCachesNowAndThen();
-  }
+void DeviceAllocator::Impl::CollectFor(uint64_t pages) {
+  FlushCachesNowAndThen(CheckedBytes(PageCount(pages), memory_->page_size())
+                            .value_or(Bytes(UINT64_MAX)));
+  CloseBatches();
+  Poll();
+}
+
+void DeviceAllocator::Impl::Collect() {
+  FlushCaches();
   CloseBatches();
   Poll();
 }
@@ -201,7 +205,7 @@ uint64_t DeviceAllocator::Impl::ReleaseFree(uint64_t wanted, OwnerHeap* first,
 PageCount DeviceAllocator::Impl::Reclaim(PageCount wanted) {
   const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
-  Collect(Flush::kAlways);
+  Collect();
   const uint64_t given = ReleaseFree(wanted.value(), nullptr);
   CheckAfterMutation();
   return PageCount(given);
@@ -225,7 +229,7 @@ PageCount DeviceAllocator::Impl::ReclaimFrom(OwnerId owner, PageCount wanted,
     return owners.IsWithin(heap.owner(), owner);
   };
   MutexLock lock(&mutex_);
-  Collect(Flush::kAlways);
+  Collect();
   uint64_t given = 0;
   for (const auto& heap : heaps_) {
     if (given >= wanted.value()) break;
@@ -365,7 +369,7 @@ std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(
 Bytes DeviceAllocator::Impl::Trim(Bytes keep) {
   const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
-  Collect(Flush::kAlways);
+  Collect();
   const auto cached = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     uint64_t bytes = 0;
     for (const auto& heap : heaps_) {

@@ -147,7 +147,7 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
   (void)memory_->Prepare(PageCount(1));
   const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
-  Collect(Flush::kAlways);
+  Collect();
   const auto is_movable = [this](Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
                               mutex_) { return IsMovable(block); };
   RelocationLimits left = limits;

@@ -126,7 +126,7 @@ absl::Status DeviceAllocator::Impl::BeforeSleep(OwnerId owner) {
   pending_sleeps_.push_back({owner, sleep_marks_});
   // Nothing can be allocated from here on, so that what is free stays free.
   MarkAsleep(owner, true);
-  Collect(Flush::kAlways);
+  Collect();
   for (OwnerHeap* const heap : heaps) {
     TrimDetours(heap, /*all=*/true);
     heap->ReleaseFree(UINT64_MAX);

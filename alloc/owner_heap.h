@@ -163,13 +163,18 @@ class OwnerHeap {
   // Of bytes that are mapped already, for work on `stream`: what was freed on
   // it may still be in use there, since work to come on the stream follows that
   // anyway.
+  // `tidily`: only where no page comes to be in use in part thereby, or by a
+  // detour that is there.
   std::optional<Block> TakeLarge(uint64_t bytes, Bytes alignment,
-                                 StreamId stream);
+                                 StreamId stream, bool tidily);
+  // Whether much lies unused in pages of which a part is in use.
+  bool IsUntidy() const;
   // How AddLarge would do it now.
   LargePlan PlanLarge(uint64_t bytes, Bytes alignment, StreamId stream) const;
-  // Makes what is missing, from prepared pages only.
+  // Makes what is missing, and `spare_pages` besides where anything is, from
+  // prepared pages only.
   absl::StatusOr<Block> AddLarge(uint64_t bytes, Bytes alignment,
-                                 StreamId stream);
+                                 StreamId stream, uint64_t spare_pages);
   // The live large allocation that contains the address; null where there is
   // none.
   Span* FindLarge(DeviceAddress address) const;
@@ -330,6 +335,7 @@ class OwnerHeap {
   // Whether nobody holds the bytes, and work on the list's stream may have
   // them.
   bool IsUsable(const Piece& piece, const StreamFreeList* list) const;
+  bool IsTidy(uint64_t begin, uint64_t bytes, const StreamFreeList* list) const;
   // Takes such bytes. Whether any of them were in the list.
   bool TakeBytes(const Piece& piece, StreamFreeList* list);
   // The bytes are taken, and lie from `base` on.

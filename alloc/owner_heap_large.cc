@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,13 @@ uint64_t AlignUp(uint64_t address, Bytes alignment) {
   const uint64_t mask = alignment.value() - 1;
   return (address + mask) & ~mask;
 }
+
+// The beginnings that a plan looks at.
+constexpr size_t kHeadsTried = 128;
+
+// Where more than this part of what is held lies unused in pages of which
+// another part is in use, new allocations are to fill such pages.
+constexpr uint64_t kTidyPart = 128;
 
 // What a run has to offer a detour: bytes up to its first page border, whole
 // pages, bytes behind its last border.
@@ -143,14 +151,29 @@ std::optional<uint64_t> OwnerHeap::FindJoined(
   return found;
 }
 
+bool OwnerHeap::IsUntidy() const {
+  const uint64_t idle = arena_.free_runs().bytes() + run_bytes_;
+  const uint64_t whole = arena_.idle_pages() * page_bytes_;
+  const uint64_t held = arena_.backed_pages() * page_bytes_ - idle;
+  return idle > whole && idle - whole > held / kTidyPart;
+}
+
+// Whether the bytes, from `begin` on, leave no more pages in part use than
+// there were: they end on a page border, or where the run does.
+bool OwnerHeap::IsTidy(uint64_t begin, uint64_t bytes,
+                       const StreamFreeList* list) const {
+  const uint64_t end = begin + bytes;
+  return end % page_bytes_ == 0 || !IsUsable({end, 1}, list);
+}
+
 std::optional<Block> OwnerHeap::TakeLarge(uint64_t bytes, Bytes alignment,
-                                          StreamId stream) {
+                                          StreamId stream, bool tidily) {
   StreamFreeList* const list = FindFreeList(stream);
   std::optional<uint64_t> begin;
   if (list != nullptr) begin = list->runs().FindFit(bytes, alignment);
   if (!begin) begin = arena_.free_runs().FindFit(bytes, alignment);
   if (!begin && list != nullptr) begin = FindJoined(bytes, alignment, *list);
-  if (begin) {
+  if (begin && (!tidily || IsTidy(*begin, bytes, list))) {
     const Piece piece = {*begin, bytes};
     const bool inherits = TakeBytes(piece, list);
     return MakeLarge(*begin, bytes, {piece}, nullptr, inherits);
@@ -173,7 +196,7 @@ std::optional<Block> OwnerHeap::TakeLarge(uint64_t bytes, Bytes alignment,
 LargePlan OwnerHeap::PlanDetour(uint64_t bytes, Bytes alignment,
                                 const StreamFreeList* list) const {
   uint64_t whole = 0;
-  Piece head;
+  std::vector<Piece> before;
   std::vector<Piece> behind;
   std::vector<Piece> pages_of_runs;
   for (const Piece& run : JoinRuns(arena_.free_runs(), list)) {
@@ -181,36 +204,46 @@ LargePlan OwnerHeap::PlanDetour(uint64_t bytes, Bytes alignment,
     if (!offer) continue;
     if (offer->whole.length > 0) pages_of_runs.push_back(offer->whole);
     whole += offer->whole.length;
-    if (offer->before.length > head.length) head = offer->before;
+    if (offer->before.length > 0) before.push_back(offer->before);
     if (offer->behind.length > 0) behind.push_back(offer->behind);
   }
-  // The pages that it takes with such a head, and the best tail for it.
-  const auto with_head = [&](uint64_t length, Piece* tail) {
-    const uint64_t rest = bytes - length;
+  const auto shorter = [](const Piece& a, const Piece& b) {
+    return a.length < b.length;
+  };
+  std::sort(behind.begin(), behind.end(), shorter);
+  // Whole pages, bytes that nothing can use before their neighbours go, and by
+  // how many there are more pages of which a part is in use.
+  using Cost = std::tuple<uint64_t, uint64_t, int>;
+  std::optional<Cost> least;
+  uint64_t pages = 0;
+  Piece head;
+  Piece tail;
+  const auto consider = [&](const Piece& first) {
+    const uint64_t rest = bytes - first.length;
     const uint64_t end = rest % page_bytes_;
-    *tail = {};
-    if (end == 0) return rest / page_bytes_;
-    for (const Piece& candidate : behind) {
-      if (candidate.length >= end &&
-          (tail->length == 0 || candidate.length < tail->length)) {
-        *tail = candidate;
+    Cost cost = {rest / page_bytes_, 0, first.length > 0 ? -1 : 0};
+    Piece last;
+    if (end > 0) {
+      const auto room = std::lower_bound(behind.begin(), behind.end(),
+                                         Piece{0, end}, shorter);
+      if (room != behind.end()) {
+        last = {room->begin, end};
+        std::get<1>(cost) = room->length - end;
+      } else {
+        ++std::get<0>(cost);
+        ++std::get<2>(cost);
       }
     }
-    if (tail->length == 0) return rest / page_bytes_ + 1;
-    tail->length = end;
-    return rest / page_bytes_;
+    if (least && *least <= cost) return;
+    least = cost;
+    pages = std::get<0>(cost);
+    head = first;
+    tail = last;
   };
-  Piece tail;
-  uint64_t pages = with_head(0, &tail);
-  if (alignment.value() > kPieceGrain || head.length >= bytes) head = {};
-  if (head.length > 0) {
-    Piece other_tail;
-    const uint64_t other = with_head(head.length, &other_tail);
-    if (other < pages) {
-      pages = other;
-      tail = other_tail;
-    } else {
-      head = {};
+  consider({});
+  if (alignment.value() <= kPieceGrain) {
+    for (size_t i = 0; i < std::min(before.size(), kHeadsTried); ++i) {
+      if (before[i].length < bytes) consider(before[i]);
     }
   }
 
@@ -291,13 +324,18 @@ LargePlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment,
 }
 
 absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment,
-                                          StreamId stream) {
+                                          StreamId stream,
+                                          uint64_t spare_pages) {
   LargePlan plan = PlanLarge(bytes, alignment, stream);
   if (plan.new_pages > 0) {
-    QUIRE_RETURN_IF_ERROR(
-        arena_.Grow(plan.new_pages, alignment, plan.grow_at).status());
+    const uint64_t pages = plan.new_pages + spare_pages;
+    if (!arena_.CanGrowAt(plan.grow_at, pages)) plan.grow_at = 0;
+    QUIRE_RETURN_IF_ERROR(arena_.Grow(pages, alignment, plan.grow_at).status());
     total_->UpdatePeak();
-    if (const auto block = TakeLarge(bytes, alignment, stream)) return *block;
+    if (const auto block =
+            TakeLarge(bytes, alignment, stream, /*tidily=*/false)) {
+      return *block;
+    }
     plan = PlanLarge(bytes, alignment, stream);
     // Where the pages did not come to lie as planned: there are more now.
     if (plan.new_pages > 0) {
@@ -326,6 +364,8 @@ StreamFreeList* OwnerHeap::FindFreeListOf(StreamId stream) const {
 
 uint64_t OwnerHeap::TrimDetours(bool all,
                                 absl::FunctionRef<bool(StreamId)> may_record) {
+  // A graph uses its addresses whatever becomes of them here.
+  if (kept_for_graphs_) return 0;
   const uint64_t keep =
       all ? 0 : arena_.backed_pages() / kDetourPagesPart + kDetourPagesAlways;
   return arena_.TrimDetours(keep, may_record);
