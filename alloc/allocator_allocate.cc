@@ -224,8 +224,11 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateLarge(
     MutexLock lock(&mutex_);
     KeepToLimit();
     OwnerHeap* const heap = HeapFor(request);
-    std::optional<Block> block = heap->TakeLarge(
-        bytes, request.alignment, request.stream, heap->IsUntidy());
+    std::optional<Block> block =
+        heap->IsUntidy()
+            ? TakeOrMap(heap, bytes, request)
+            : heap->TakeLarge(bytes, request.alignment, request.stream,
+                              /*tidily=*/false);
     if (!block) {
       Poll();
       block = TakeOrMap(heap, bytes, request);

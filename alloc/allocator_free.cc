@@ -200,13 +200,14 @@ absl::Status DeviceAllocator::Impl::RecordStream(DeviceAddress address,
 absl::StatusOr<Block> DeviceAllocator::Impl::LocateLive(
     DeviceAddress address) const {
   Span* span = spans_ == nullptr ? nullptr : spans_->Find(address);
-  bool was_in_use = false;
   if (span != nullptr && span->marker) {
-    was_in_use = span->heap->WasInUse(address);
-    span = span->heap->FindLarge(address);
+    const OwnerHeap* const heap = span->heap;
+    span = heap->FindLarge(address);
+    if (span == nullptr && heap->WasInUse(address)) {
+      return FreedAlready(address);
+    }
   }
   if (span == nullptr) {
-    if (was_in_use) return FreedAlready(address);
     return absl::InvalidArgumentError(absl::StrFormat(
         "%#x was not allocated here, or its memory was given back since",
         address.value()));

@@ -1,5 +1,6 @@
 #include "alloc/arena.h"
 
+#include <bit>
 #include <iterator>
 #include <utility>
 
@@ -25,7 +26,8 @@ Arena::Arena(OwnerId owner, DeviceMemory* memory, SpanTable* spans,
       spans_(spans),
       total_(total),
       marker_(marker),
-      page_bytes_(memory->page_size().value()) {}
+      page_bytes_(memory->page_size().value()),
+      page_shift_(std::countr_zero(page_bytes_)) {}
 
 // ---- Accounts ---------------------------------------------------------------
 
@@ -42,22 +44,47 @@ Arena::Chunk& Arena::ChunkAt(uint64_t address) {
 template <typename Function>
 void Arena::ForEachPage(const Piece& piece, Function function) const {
   for (uint64_t at = piece.begin; at < piece.end();) {
-    const uint64_t page = at - at % page_bytes_;
+    const uint64_t page = at & ~(page_bytes_ - 1);
     const uint64_t end = std::min(page + page_bytes_, piece.end());
     function(page, end - at);
     at = end;
   }
 }
 
-void Arena::Count(const Piece& piece, uint32_t HomePage::*bytes, int sign) {
+void Arena::Count(const Piece& piece, uint32_t HomePage::*bytes, bool add) {
   uint64_t& whole = bytes == &HomePage::idle ? idle_pages_ : free_pages_;
   Chunk& chunk = ChunkAt(piece.begin);
-  ForEachPage(piece, [&](uint64_t address, uint64_t count) {
-    uint32_t& counted = PageOf(chunk, address).*bytes;
-    if (counted == page_bytes_) --whole;
-    counted += static_cast<uint32_t>(sign * static_cast<int64_t>(count));
-    if (counted == page_bytes_) ++whole;
-  });
+  const uint64_t base = chunk.range->address().value();
+  const auto count_part = [&](uint64_t at, uint64_t length) {
+    uint32_t& counted = chunk.pages[(at - base) >> page_shift_].*bytes;
+    const auto part = static_cast<uint32_t>(length);
+    whole -= counted == page_bytes_ ? 1 : 0;
+    counted = add ? counted + part : counted - part;
+    whole += counted == page_bytes_ ? 1 : 0;
+  };
+  const uint64_t first = (piece.begin + page_bytes_ - 1) >> page_shift_;
+  const uint64_t last = piece.end() >> page_shift_;
+  if (last < first) {
+    count_part(piece.begin, piece.length);
+    return;
+  }
+  const uint64_t first_border = first << page_shift_;
+  const uint64_t last_border = last << page_shift_;
+  if (piece.begin < first_border) {
+    count_part(piece.begin, first_border - piece.begin);
+  }
+  // Of a whole page nobody else has a byte.
+  const uint32_t counted = add ? static_cast<uint32_t>(page_bytes_) : 0;
+  HomePage* const pages = chunk.pages.data();
+  for (uint64_t i = (first_border - base) >> page_shift_,
+                end = (last_border - base) >> page_shift_;
+       i < end; ++i) {
+    pages[i].*bytes = counted;
+  }
+  whole = add ? whole + (last - first) : whole - (last - first);
+  if (piece.end() > last_border) {
+    count_part(last_border, piece.end() - last_border);
+  }
 }
 
 void Arena::InsertFree(const Piece& piece) {
@@ -284,17 +311,16 @@ void Arena::Publish(const Piece& pages, Span* span) {
 
 // ---- Detours ----------------------------------------------------------------
 
-absl::StatusOr<Detour*> Arena::MakeDetour(std::vector<Piece> pieces,
-                                          Bytes alignment) {
+absl::StatusOr<Detour*> Arena::MakeDetour(Pieces pieces, Bytes alignment) {
   auto detour = std::make_unique<Detour>();
   std::vector<PageHandle> pages;
-  std::vector<uint64_t> homes;
   for (const Piece& piece : pieces) {
     detour->bytes += piece.length;
-    ForEachPage(piece, [&](uint64_t page, uint64_t /*bytes*/) {
-      homes.push_back(page);
-      pages.push_back(PageAt(page));
-    });
+    PageCount slot;
+    AddressRange* const home = RangeAt(piece.begin, &slot);
+    const uint64_t last = (piece.end() - 1) >> page_shift_;
+    const PageCount count(last - (piece.begin >> page_shift_) + 1);
+    memory_->AppendPages(home, slot, count, &pages);
   }
   QUIRE_ASSIGN_OR_RETURN(detour->range,
                          memory_->TryMakeRange(owner_, alignment, pages));
@@ -302,7 +328,12 @@ absl::StatusOr<Detour*> Arena::MakeDetour(std::vector<Piece> pieces,
       detour->range->address().value() + pieces.front().begin % page_bytes_;
   detour->pieces = std::move(pieces);
   Detour* const made = detour.get();
-  for (const uint64_t home : homes) detours_over_[home].push_back(made);
+  for (const Piece& piece : made->pieces) {
+    Chunk& chunk = ChunkAt(piece.begin);
+    ForEachPage(piece, [&](uint64_t page, uint64_t /*bytes*/) {
+      PageOf(chunk, page).detours.push_back(made);
+    });
+  }
   detours_[made] = std::move(detour);
   spans_->Publish(made->range->address(), made->range->pages(), marker_);
   return made;
@@ -340,12 +371,10 @@ void Arena::LeaveDetour(Detour* detour, StreamId stream) {
 void Arena::DropDetour(Detour* detour, const Fence& fence) {
   TakeDetour(detour);
   for (const Piece& piece : detour->pieces) {
+    Chunk& chunk = ChunkAt(piece.begin);
     ForEachPage(piece, [&](uint64_t page, uint64_t /*bytes*/) {
-      // Two pieces may be of one page.
-      const auto over = detours_over_.find(page);
-      if (over == detours_over_.end()) return;
-      std::erase(over->second, detour);
-      if (over->second.empty()) detours_over_.erase(over);
+      auto& over = PageOf(chunk, page).detours;
+      over.erase(std::remove(over.begin(), over.end(), detour), over.end());
     });
   }
   AddressRange* const range = detour->range;
@@ -355,12 +384,11 @@ void Arena::DropDetour(Detour* detour, const Fence& fence) {
 }
 
 void Arena::DropDetoursOver(const Piece& pages, const Fence& fence) {
-  if (detours_over_.empty()) return;
+  if (detours_.empty()) return;
+  Chunk& chunk = ChunkAt(pages.begin);
   ForEachPage(pages, [&](uint64_t page, uint64_t /*bytes*/) {
-    for (auto over = detours_over_.find(page); over != detours_over_.end();
-         over = detours_over_.find(page)) {
-      DropDetour(over->second.back(), fence);
-    }
+    const auto& over = PageOf(chunk, page).detours;
+    while (!over.empty()) DropDetour(over.back(), fence);
   });
 }
 

@@ -36,6 +36,7 @@
 
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -52,7 +53,7 @@ namespace quire {
 // border, and all but the last end on one.
 struct Detour {
   AddressRange* range = nullptr;
-  std::vector<Piece> pieces;
+  Pieces pieces;
   uint64_t base = 0;   // where the first byte lies
   uint64_t bytes = 0;  // of all pieces
   bool idle = false;
@@ -86,11 +87,11 @@ class Arena {
   // Bytes that were given up in part of a page, until their fence completes.
   uint64_t ending_bytes() const { return ending_bytes_; }
   // Whether somebody begins, or ceases, to hold the bytes.
-  void BecomeIdle(const Piece& piece) { Count(piece, &HomePage::idle, 1); }
-  void BecomeBusy(const Piece& piece) { Count(piece, &HomePage::idle, -1); }
+  void BecomeIdle(const Piece& piece) { Count(piece, &HomePage::idle, true); }
+  void BecomeBusy(const Piece& piece) { Count(piece, &HomePage::idle, false); }
   // Whether a use of them is left, where they are in no run.
-  void BecomeFree(const Piece& piece) { Count(piece, &HomePage::free, 1); }
-  void BecomeUsed(const Piece& piece) { Count(piece, &HomePage::free, -1); }
+  void BecomeFree(const Piece& piece) { Count(piece, &HomePage::free, true); }
+  void BecomeUsed(const Piece& piece) { Count(piece, &HomePage::free, false); }
 
   // ---- Free bytes ----
   // Idle bytes become a free run, or part of one.
@@ -134,8 +135,7 @@ class Arena {
 
   // ---- Detours ----
   // REQUIRES: the pieces are held by the caller. Errors: those of TryMakeRange.
-  absl::StatusOr<Detour*> MakeDetour(std::vector<Piece> pieces,
-                                     Bytes alignment);
+  absl::StatusOr<Detour*> MakeDetour(Pieces pieces, Bytes alignment);
   // An idle one of `bytes` to `excess` more, whose pieces all pass. It stays
   // idle until TakeDetour.
   Detour* FindDetour(uint64_t bytes, uint64_t excess, Bytes alignment,
@@ -168,6 +168,8 @@ class Arena {
     PageState state = PageState::kHole;
     uint32_t idle = 0;  // bytes
     uint32_t free = 0;  // bytes
+    absl::InlinedVector<Detour*, 1>
+        detours;  // over it; twice where two pieces are
   };
   // A reservation of addresses. Its last page is never used, so that no run
   // reaches into the next chunk.
@@ -185,9 +187,9 @@ class Arena {
   const Chunk& ChunkAt(uint64_t address) const;
   HomePage& PageOf(Chunk& chunk, uint64_t address) const {
     return chunk
-        .pages[(address - chunk.range->address().value()) / page_bytes_];
+        .pages[(address - chunk.range->address().value()) >> page_shift_];
   }
-  void Count(const Piece& piece, uint32_t HomePage::*bytes, int sign);
+  void Count(const Piece& piece, uint32_t HomePage::*bytes, bool add);
   void SetState(const Piece& pages, PageState state);
   // The pages are no longer backed: nothing is counted of them.
   void Leave(const Piece& pages, const Fence& fence);
@@ -205,6 +207,7 @@ class Arena {
   MappedTotal* const total_;
   Span* const marker_;
   const uint64_t page_bytes_;
+  const int page_shift_;
 
   std::map<uint64_t, Chunk> chunks_;  // by address
   uint64_t chunk_pages_ = 0;
@@ -218,8 +221,6 @@ class Arena {
   uint64_t free_pages_ = 0;
 
   absl::flat_hash_map<Detour*, std::unique_ptr<Detour>> detours_;
-  // By the page at home.
-  absl::flat_hash_map<uint64_t, std::vector<Detour*>> detours_over_;
   struct ByBytesThenNumber {
     using is_transparent = void;
     bool operator()(const Detour* a, const Detour* b) const {

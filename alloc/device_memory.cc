@@ -148,6 +148,11 @@ PageHandle DeviceMemory::PageAt(const AddressRange* range,
   if (in_forked_child()) return PageHandle();
   return impl_->PageAt(range, slot);
 }
+void DeviceMemory::AppendPages(const AddressRange* range, PageCount first,
+                               PageCount count,
+                               std::vector<PageHandle>* pages) const {
+  if (!in_forked_child()) impl_->AppendPages(range, first, count, pages);
+}
 absl::Status DeviceMemory::Gather(OwnerId owner, PageCount pages,
                                   PageCount addresses, Bytes alignment,
                                   bool wait) {

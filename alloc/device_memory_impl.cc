@@ -295,11 +295,20 @@ PageCount DeviceMemory::Impl::CommittedPages(const AddressRange* range,
 
 PageHandle DeviceMemory::Impl::PageAt(const AddressRange* range,
                                       PageCount slot) const {
-  if (slot >= range->pages()) return PageHandle();
+  std::vector<PageHandle> page;
+  AppendPages(range, slot, PageCount(1), &page);
+  return page.empty() ? PageHandle() : page.front();
+}
+
+void DeviceMemory::Impl::AppendPages(const AddressRange* range, PageCount first,
+                                     PageCount count,
+                                     std::vector<PageHandle>* pages) const {
+  if (!CheckSlots(range, first, count).ok()) return;
   MutexLock lock(&mutex_);
-  const PageSlot& found =
-      static_cast<const ManagedRange*>(range)->slots[slot.value()];
-  return IsLive(found) ? found.page->handle : PageHandle();
+  const auto& slots = static_cast<const ManagedRange*>(range)->slots;
+  for (uint64_t i = first.value(); i < first.value() + count.value(); ++i) {
+    pages->push_back(IsLive(slots[i]) ? slots[i].page->handle : PageHandle());
+  }
 }
 
 PageCount DeviceMemory::Impl::Trim(PageCount keep) {

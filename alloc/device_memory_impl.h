@@ -120,6 +120,9 @@ class DeviceMemory::Impl {
                            PageCount count) const ABSL_LOCKS_EXCLUDED(mutex_);
   PageHandle PageAt(const AddressRange* range, PageCount slot) const
       ABSL_LOCKS_EXCLUDED(mutex_);
+  void AppendPages(const AddressRange* range, PageCount first, PageCount count,
+                   std::vector<PageHandle>* pages) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Prepare(PageCount count) ABSL_LOCKS_EXCLUDED(mutex_);
   PageCount Trim(PageCount keep) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status SetLimit(Bytes limit) ABSL_LOCKS_EXCLUDED(mutex_);

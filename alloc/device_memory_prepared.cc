@@ -149,9 +149,8 @@ absl::Status DeviceMemory::Impl::BackFromCache(const CommitRequest& request) {
                 request.range->slots.begin() +
                     static_cast<std::ptrdiff_t>(request.first + request.count),
                 IsUnbacked))
-          : static_cast<uint64_t>(std::count(request.pages.begin(),
-                                             request.pages.end(),
-                                             PageHandle()));
+          : static_cast<uint64_t>(std::count(
+                request.pages.begin(), request.pages.end(), PageHandle()));
   const uint64_t prepared = backing_.pool().cached();
   if (fresh > prepared) {
     return absl::AbortedError(
@@ -179,8 +178,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::TryMakeRange(
   Section section(this);
   QUIRE_ASSIGN_OR_RETURN(ManagedRange* const range,
                          TryAddRange(count, owner, alignment));
-  const absl::Status status =
-      BackFromCache({range, 0, count.value(), pages});
+  const absl::Status status = BackFromCache({range, 0, count.value(), pages});
   if (!status.ok()) {
     // What the driver lost on the way lingers, and keeps the addresses.
     Retire(range);

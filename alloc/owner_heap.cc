@@ -107,8 +107,7 @@ void OwnerHeap::AppendStreams(std::vector<StreamId>* streams) const {
 
 // ---- Spans ------------------------------------------------------------------
 
-Span* OwnerHeap::AddSpan(uint64_t base, std::vector<Piece> pieces,
-                         Detour* detour) {
+Span* OwnerHeap::AddSpan(uint64_t base, Pieces pieces, Detour* detour) {
   Span* const span = spans_->Add();
   span->heap = this;
   span->base = base;
@@ -340,7 +339,7 @@ void OwnerHeap::CoolIn(StreamFreeList* list, Block block, bool noted) {
   }
   const DeviceAddress address = block.address();
   const Bytes requested = span->requested;
-  const std::vector<Piece> pieces = Unmake(span, list->stream());
+  const Pieces pieces = Unmake(span, list->stream());
   for (const Piece& piece : pieces) {
     arena_.BecomeIdle(piece);
     list->PushRun(piece);
@@ -497,7 +496,7 @@ uint64_t OwnerHeap::ReleaseCooling(StreamFreeList* list, uint64_t wanted) {
 }
 
 void OwnerHeap::Release(Span* span, const Fence& fence) {
-  std::vector<Piece> pieces = span->pieces;
+  const Pieces pieces = span->pieces;
   Detour* const detour = span->detour;
   if (span->large()) {
     span->cooling = 0;

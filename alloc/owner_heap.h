@@ -81,7 +81,7 @@ struct AllocationCounters {
 // How a large request would be served.
 struct LargePlan {
   // Bytes that are there, in the order in which they would be mapped.
-  std::vector<Piece> pieces;
+  Pieces pieces;
   // Pages that have to be made first, and where, if that is not all the same.
   uint64_t new_pages = 0;
   uint64_t grow_at = 0;
@@ -291,7 +291,7 @@ class OwnerHeap {
   };
   // Where the list of the stream stands, or would.
   FreeLists::const_iterator FreeListPosition(StreamId stream) const;
-  Span* AddSpan(uint64_t base, std::vector<Piece> pieces, Detour* detour);
+  Span* AddSpan(uint64_t base, Pieces pieces, Detour* detour);
   void RemoveSpan(Span* span);
   // Free pages at home become a slab.
   Span* MakeSlab(int size_class, const Piece& pages);
@@ -339,8 +339,8 @@ class OwnerHeap {
   // Takes such bytes. Whether any of them were in the list.
   bool TakeBytes(const Piece& piece, StreamFreeList* list);
   // The bytes are taken, and lie from `base` on.
-  Block MakeLarge(uint64_t base, uint64_t bytes, std::vector<Piece> pieces,
-                  Detour* detour, bool inherits);
+  Block MakeLarge(uint64_t base, uint64_t bytes, Pieces pieces, Detour* detour,
+                  bool inherits);
   // Where a run of one kind continues in one of the other: bytes side by side,
   // aligned, for which no single run has room.
   std::optional<uint64_t> FindJoined(uint64_t bytes, Bytes alignment,
@@ -355,7 +355,7 @@ class OwnerHeap {
                                         Bytes alignment,
                                         const StreamFreeList* list) const;
   // A large allocation is none any more: its bytes are the caller's.
-  std::vector<Piece> Unmake(Span* span, StreamId last_stream);
+  Pieces Unmake(Span* span, StreamId last_stream);
 
   // ---- owner_heap_mesh.cc ----
   // A slab, and what was laid over it before.

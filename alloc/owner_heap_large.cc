@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "alloc/owner_heap.h"
 #include "quire/alloc/status_macros.h"
 
@@ -23,10 +24,13 @@ constexpr uint64_t kDetourFitDivisor = 256;
 constexpr uint64_t kDetourPagesPart = 2;
 constexpr uint64_t kDetourPagesAlways = 64;
 
+// Most heaps have few runs at a time.
+using RunList = absl::InlinedVector<Piece, 32>;
+
 // The runs of both sets by address, those that touch as one. `list` may be
 // null.
-std::vector<Piece> JoinRuns(const RunSet& free, const StreamFreeList* list) {
-  std::vector<Piece> joined;
+RunList JoinRuns(const RunSet& free, const StreamFreeList* list) {
+  RunList joined;
   static const RunSet kNone;
   const RunSet& own = list == nullptr ? kNone : list->runs();
   joined.reserve(free.size() + own.size());
@@ -109,9 +113,8 @@ bool OwnerHeap::TakeBytes(const Piece& piece, StreamFreeList* list) {
   return from_list;
 }
 
-Block OwnerHeap::MakeLarge(uint64_t base, uint64_t bytes,
-                           std::vector<Piece> pieces, Detour* detour,
-                           bool inherits) {
+Block OwnerHeap::MakeLarge(uint64_t base, uint64_t bytes, Pieces pieces,
+                           Detour* detour, bool inherits) {
   Span* const span = AddSpan(base, std::move(pieces), detour);
   span->SetSlots(bytes, 1);
   span_bytes_ += bytes;
@@ -121,11 +124,11 @@ Block OwnerHeap::MakeLarge(uint64_t base, uint64_t bytes,
   return block;
 }
 
-std::vector<Piece> OwnerHeap::Unmake(Span* span, StreamId last_stream) {
+Pieces OwnerHeap::Unmake(Span* span, StreamId last_stream) {
   large_.erase(span->base);
   span_bytes_ -= span->slot_size;
   if (span->detour != nullptr) arena_.LeaveDetour(span->detour, last_stream);
-  std::vector<Piece> pieces = std::move(span->pieces);
+  Pieces pieces = std::move(span->pieces);
   spans_->Remove(span);
   return pieces;
 }
@@ -196,9 +199,9 @@ std::optional<Block> OwnerHeap::TakeLarge(uint64_t bytes, Bytes alignment,
 LargePlan OwnerHeap::PlanDetour(uint64_t bytes, Bytes alignment,
                                 const StreamFreeList* list) const {
   uint64_t whole = 0;
-  std::vector<Piece> before;
-  std::vector<Piece> behind;
-  std::vector<Piece> pages_of_runs;
+  RunList before;
+  RunList behind;
+  RunList pages_of_runs;
   for (const Piece& run : JoinRuns(arena_.free_runs(), list)) {
     const std::optional<Offer> offer = OfferOf(run, page_bytes_);
     if (!offer) continue;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "absl/container/inlined_vector.h"
+
 namespace quire {
 
 // Pieces begin and end at multiples of this: PyTorch's block size, and more
@@ -17,6 +19,9 @@ struct Piece {
 
   uint64_t end() const { return begin + length; }
 };
+
+// Nearly always it is one.
+using Pieces = absl::InlinedVector<Piece, 1>;
 
 // Those of its bytes that are whole pages.
 inline Piece WholePages(const Piece& piece, uint64_t page_bytes) {

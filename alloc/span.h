@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "alloc/piece.h"
 #include "alloc/slot_map.h"
@@ -51,7 +50,7 @@ struct alignas(64) Span {
   bool marker = false;
   // The bytes at home that it has. Of a guest only the addresses: its pages are
   // its host's.
-  std::vector<Piece> pieces;
+  Pieces pieces;
   // Null: it lies at home, in its one piece. Slabs at home have whole pages.
   Detour* detour = nullptr;
   // Of a slab: slots that are free in it. The others are live, cached by a

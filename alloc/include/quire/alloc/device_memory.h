@@ -287,6 +287,10 @@ class DeviceMemory {
   // The page under a slot; PageHandle() where it is not live. It stays valid
   // while that slot is live, whoever else maps it.
   PageHandle PageAt(const AddressRange* range, PageCount slot) const;
+  // The same for several, appended to `pages`: none where they are not all in
+  // the range.
+  void AppendPages(const AddressRange* range, PageCount first, PageCount count,
+                   std::vector<PageHandle>* pages) const;
   // Live slots from `first` on change to other live pages of the same owner:
   // slot first + i to pages[i], which may be the page it has. Two driver calls
   // for all of them, one after the other: the caller guarantees that nothing
