@@ -260,7 +260,7 @@ class OwnerHeap {
                             const std::function<bool(Block)>& is_movable) const;
   // What a pass without limits frees where there are `*prepared` pages for
   // slabs of what is left, which those are taken from. O(slabs), and a copy of
-  // the seams.
+  // the free runs.
   uint64_t EstimateRelocation(const MeshEstimate& meshed,
                               uint64_t* prepared) const;
 
