@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
-
-#include "loader/checkpoint_test_util.h"
 
 namespace quire {
 namespace {
@@ -17,16 +19,26 @@ using testing::IsEmpty;
 
 class GenerationConfigTest : public testing::Test {
  protected:
+  GenerationConfigTest() {
+    std::string pattern = testing::TempDir() + "quire_test_XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~GenerationConfigTest() override { std::filesystem::remove_all(folder_); }
+
+  void Write(const char* name, std::string_view bytes) const {
+    std::ofstream(folder_ / name, std::ios::binary) << bytes;
+  }
   absl::StatusOr<GenerationConfig> Parse(const std::string& json) {
-    folder_.Write("model.safetensors", Safetensors("{}"));
-    folder_.Write("config.json", R"({"model_type": "llama"})");
-    if (!json.empty()) folder_.Write("generation_config.json", json);
-    const auto checkpoint = Checkpoint::Open(folder_.path());
+    // No tensors: a header of two bytes, and no data.
+    Write("model.safetensors", std::string_view("\2\0\0\0\0\0\0\0{}", 10));
+    Write("config.json", R"({"model_type": "llama"})");
+    if (!json.empty()) Write("generation_config.json", json);
+    const auto checkpoint = Checkpoint::Open(folder_.string());
     if (!checkpoint.ok()) return checkpoint.status();
     return ParseGenerationConfig(**checkpoint);
   }
 
-  TemporaryFolder folder_;
+  std::filesystem::path folder_;
 };
 
 TEST_F(GenerationConfigTest, WithoutAFileItIsGreedy) {
