@@ -298,6 +298,28 @@ TEST_F(AdaptersTest, RowsAreSharedWithinAnAdapterOnly) {
   }
 }
 
+// What stands for the adapter must not hide the first token.
+TEST_F(AdaptersTest, PromptsThatDifferInTheirFirstTokenShareNothing) {
+  const std::string attention = Write("attention", Attention());
+  std::vector<TokenId> prompt = Prompt(1, 100);
+  std::vector<TokenId> other = prompt;
+  other.front() =
+      (prompt.front() + 1) % static_cast<TokenId>(config_.vocab_size);
+  const std::vector<std::vector<TokenId>> prompts = {prompt, other};
+  const std::vector<std::vector<TokenId>> expected = {Alone(prompt, attention),
+                                                      Alone(other, attention)};
+  const auto session = Open();
+  const AdapterId id = Load(*session, attention);
+  Engine engine(&session->decoder(), &session->cache(), 1,
+                &session->adapters());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const size_t index = Add(&engine, prompts[i], id);
+    ASSERT_TRUE(engine.RunToCompletion().ok());
+    EXPECT_EQ(engine.completions()[index].tokens, expected[i]);
+  }
+  EXPECT_EQ(engine.statistics().cached_prompt_tokens, 0u);
+}
+
 TEST_F(AdaptersTest, MemoryIsAnOwnersAndGoesBack) {
   const std::string folder = Write("ffn", Ffn());
   const auto session = Open();

@@ -8,8 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quire/alloc/mutex.h"
 #include "quire/alloc/runtime.h"
 #include "quire/loader/lora.h"
 #include "quire/loader/streaming_loader.h"
@@ -17,6 +20,7 @@
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
 #include "quire/model/ops.h"
+#include "quire/model/tokenizer.h"
 
 namespace quire {
 
@@ -79,6 +83,10 @@ class Adapter {
   uint64_t modules() const { return modules_; }
   uint64_t rank() const { return rank_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
+  // Stands for the first token of a sequence in what caches share rows by:
+  // below 0, so no token, and of no other first token or adapter of this
+  // process, while it lives or after.
+  TokenId PrefixKey(TokenId first_token) const;
 
  private:
   friend class AdapterBuilder;
@@ -98,6 +106,10 @@ class Adapter {
   uint64_t modules_ = 0;
   uint64_t rank_ = 0;
   std::vector<std::string> warnings_;
+
+  mutable Mutex mutex_;
+  mutable absl::flat_hash_map<TokenId, TokenId> prefix_keys_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire

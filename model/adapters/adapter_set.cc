@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,6 +30,14 @@ absl::StatusOr<DeviceAddress> Adapter::Allocate(Bytes size) {
       memory_, runtime_->allocator()->Allocate(size, {.owner = owner_}));
   bytes_ = size;
   return memory_;
+}
+
+TokenId Adapter::PrefixKey(TokenId first_token) const {
+  static std::atomic<TokenId> last_key{0};
+  MutexLock lock(&mutex_);
+  const auto [key, is_new] = prefix_keys_.try_emplace(first_token, 0);
+  if (is_new) key->second = --last_key;
+  return key->second;
 }
 
 AdapterSet::AdapterSet(Runtime* runtime, const ModelConfig& config,

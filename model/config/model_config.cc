@@ -11,6 +11,7 @@
 #include "model/tokenizer/stop_checker.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
+#include "quire/paging/kv_layout.h"
 
 namespace quire {
 namespace {
@@ -19,9 +20,8 @@ namespace {
 constexpr uint64_t kMaxDimension = uint64_t{1} << 24;
 
 absl::Status ReadDimension(const JsonFields& fields, std::string_view field,
-                           uint32_t* value) {
-  QUIRE_ASSIGN_OR_RETURN(const uint64_t n,
-                         fields.GetUint(field, 1, kMaxDimension));
+                           uint32_t* value, uint64_t most = kMaxDimension) {
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t n, fields.GetUint(field, 1, most));
   *value = static_cast<uint32_t>(n);
   return absl::OkStatus();
 }
@@ -180,7 +180,7 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
   QUIRE_RETURN_IF_ERROR(
       ReadDimension(fields, "intermediate_size", &config.intermediate_size));
   QUIRE_RETURN_IF_ERROR(
-      ReadDimension(fields, "num_hidden_layers", &config.layers));
+      ReadDimension(fields, "num_hidden_layers", &config.layers, kMaxKvLayers));
   QUIRE_RETURN_IF_ERROR(
       ReadDimension(fields, "num_attention_heads", &config.heads));
   QUIRE_RETURN_IF_ERROR(ReadDimensionOr(fields, "num_key_value_heads",
@@ -246,7 +246,7 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
   QUIRE_RETURN_IF_ERROR(ReadDimension(fields, key("feed_forward_length"),
                                       &config.intermediate_size));
   QUIRE_RETURN_IF_ERROR(
-      ReadDimension(fields, key("block_count"), &config.layers));
+      ReadDimension(fields, key("block_count"), &config.layers, kMaxKvLayers));
   QUIRE_RETURN_IF_ERROR(
       ReadDimension(fields, key("attention.head_count"), &config.heads));
   QUIRE_RETURN_IF_ERROR(ReadDimensionOr(fields, key("attention.head_count_kv"),

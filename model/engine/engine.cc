@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "model/adapters/adapter.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/verdict.h"
 
@@ -41,8 +42,7 @@ struct Engine::Sequence {
         tokens(request.prompt) {
     if (adapter == nullptr) return;
     keys = tokens;
-    keys.front() =
-        -static_cast<TokenId>(request.adapter.value() % kMaxKeys) - 1;
+    keys.front() = adapter->PrefixKey(tokens.front());
   }
 
   void Append(TokenId token) {
@@ -52,12 +52,10 @@ struct Engine::Sequence {
 
   // What the cache shares rows by. The rows of a sequence are those of its
   // tokens *and* its adapter: with another adapter they are others, from the
-  // first token on. So there stands the adapter, as a number that no token has.
+  // first token on. So a number for both stands in that one's place.
   std::span<const TokenId> Keys() const {
     return adapter == nullptr ? tokens : keys;
   }
-
-  static constexpr uint64_t kMaxKeys = uint64_t{1} << 31;
 
   size_t index;
   Request request;
