@@ -26,6 +26,22 @@ inline int RunInChild(const std::function<int()>& checks) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+// Whether memory can be had in a child that was forked while other threads were
+// having some. The C library sees to that; AddressSanitizer's allocator may
+// have its locks held for ever there.
+inline constexpr bool kChildrenOfThreadsMayAllocate =
+#if defined(__SANITIZE_ADDRESS__)
+    false;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+    false;
+#else
+    true;
+#endif
+#else
+    true;
+#endif
+
 }  // namespace quire
 
 #endif  // QUIRE_ALLOC_TESTING_RUN_IN_CHILD_H_
