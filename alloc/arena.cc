@@ -216,21 +216,18 @@ void Arena::Give(const Piece& pages, const Fence& fence) {
 }
 
 void Arena::GiveUp(const Piece& piece, const Fence& fence) {
-  const uint64_t first = (piece.begin + page_bytes_ - 1) / page_bytes_;
-  const uint64_t last = piece.end() / page_bytes_;
-  Piece head = piece;
-  if (first < last) {
-    head.length = first * page_bytes_ - piece.begin;
-    Give({first * page_bytes_, (last - first) * page_bytes_}, fence);
-    const Piece tail = {last * page_bytes_, piece.end() - last * page_bytes_};
-    if (tail.length > 0) {
-      endings_.push_back({fence, tail});
-      ending_bytes_ += tail.length;
-    }
-  }
-  if (head.length > 0) {
-    endings_.push_back({fence, head});
-    ending_bytes_ += head.length;
+  const auto end_with = [&](const Piece& part) {
+    if (part.length == 0) return;
+    endings_.push_back({fence, part});
+    ending_bytes_ += part.length;
+  };
+  const Piece pages = WholePages(piece, page_bytes_);
+  if (pages.length == 0) {
+    end_with(piece);
+  } else {
+    Give(pages, fence);
+    end_with({piece.begin, pages.begin - piece.begin});
+    end_with({pages.end(), piece.end() - pages.end()});
   }
   Poll();
 }

@@ -75,19 +75,6 @@ std::optional<ByteRun> RunSet::FindAround(uint64_t begin,
   return run->second;
 }
 
-std::optional<ByteRun> RunSet::FindEndingAt(uint64_t address) const {
-  if (address == 0) return std::nullopt;
-  const auto run = LastFrom(address - 1);
-  if (run == runs_.end() || run->second.end() != address) return std::nullopt;
-  return run->second;
-}
-
-std::optional<ByteRun> RunSet::FindBeginningAt(uint64_t address) const {
-  const auto run = runs_.find(address);
-  if (run == runs_.end()) return std::nullopt;
-  return run->second;
-}
-
 absl::Status RunSet::CheckInvariants() const {
   uint64_t bytes = 0;
   uint64_t end = 0;

@@ -56,9 +56,6 @@ class RunSet {
   std::optional<uint64_t> FindFit(uint64_t bytes, Bytes alignment) const;
   // The run that has all of the bytes.
   std::optional<ByteRun> FindAround(uint64_t begin, uint64_t length) const;
-  // The run that ends, or begins, at the address.
-  std::optional<ByteRun> FindEndingAt(uint64_t address) const;
-  std::optional<ByteRun> FindBeginningAt(uint64_t address) const;
 
   // By address, and by length and address.
   const absl::btree_map<uint64_t, ByteRun>& runs() const { return runs_; }

@@ -287,16 +287,8 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
   template <typename Kernel>
   Fence LateKernel(Kernel kernel) {
     if (GetParam().window == 0 && Below(2) == 0) return Fence();
-    EXPECT_TRUE(device_.driver()
-                    ->LaunchHostFunction(
-                        stream_,
-                        [kernel, wait = std::chrono::microseconds(Below(300))] {
-                          std::this_thread::sleep_for(wait);
-                          kernel();
-                        })
-                    .ok());
-    return *Fence::Record(device_.driver(), DeviceId(0),
-                          std::span(&stream_, 1));
+    const std::chrono::microseconds wait(Below(300));
+    return device_.LaunchLate(stream_, wait, kernel);
   }
 
   // The sequence goes on, and may overwrite what it has: its late kernels are

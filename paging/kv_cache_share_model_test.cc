@@ -249,16 +249,8 @@ class KvCacheShareModelTest : public ::testing::TestWithParam<Setting> {
   template <typename Kernel>
   Fence LateKernel(Kernel kernel) {
     if (Below(2) == 0) return Fence();
-    EXPECT_TRUE(device_.driver()
-                    ->LaunchHostFunction(
-                        stream_,
-                        [kernel, wait = std::chrono::microseconds(Below(200))] {
-                          std::this_thread::sleep_for(wait);
-                          kernel();
-                        })
-                    .ok());
-    return *Fence::Record(device_.driver(), DeviceId(0),
-                          std::span(&stream_, 1));
+    const std::chrono::microseconds wait(Below(200));
+    return device_.LaunchLate(stream_, wait, kernel);
   }
 
   void Shrink() {

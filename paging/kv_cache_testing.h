@@ -7,10 +7,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "alloc/testing/test_driver.h"
@@ -63,6 +65,19 @@ class TestDevice {
   uint64_t cooling_pages() const {
     return memory_->GetStatistics().cooling.value() /
            memory_->page_size().value();
+  }
+  // Queues a kernel that runs on for `wait`, then calls `kernel`. Its fence.
+  template <typename Kernel>
+  Fence LaunchLate(StreamId stream, std::chrono::microseconds wait,
+                   Kernel kernel) {
+    EXPECT_TRUE(driver_
+                    ->LaunchHostFunction(stream,
+                                         [kernel, wait] {
+                                           std::this_thread::sleep_for(wait);
+                                           kernel();
+                                         })
+                    .ok());
+    return *Fence::Record(driver_.get(), DeviceId(0), std::span(&stream, 1));
   }
   // Calls that change pages or addresses.
   uint64_t mapping_calls() const {
