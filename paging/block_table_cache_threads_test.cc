@@ -31,11 +31,12 @@ class Worker {
 
   // One sequence from its prompt to its end. False where blocks were short.
   bool LiveOnce() {
-    // A whole number of blocks that many prompts have in common, then tokens
-    // that nobody else has.
+    // A whole number of blocks that many prompts have in common (tokens 0 and
+    // 1), then tokens that nobody else has: all from 1000 on, or the first life
+    // of the first worker would begin as the others' do.
     std::vector<int32_t> tokens(4 * (random_() % 4), random_() % 2);
     const auto common = static_cast<uint64_t>(tokens.size());
-    const auto own = static_cast<int32_t>(1000 * number_ + ++lives_);
+    const auto own = static_cast<int32_t>(1000 * (number_ + 1) + ++lives_);
     tokens.resize(common + 1 + random_() % 12, own);
     const auto admission = cache_->AdmitPrompt(tokens);
     if (!admission.ok()) {
