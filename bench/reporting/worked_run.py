@@ -1,11 +1,12 @@
 """A model that is too large for its device, and what each remedy alone does.
 
 Three remedies: weights of 8 bits (GPTQ), offload of layers to host memory, from
-where they stream through a ring of two on every step, and batch control, which
+where they stream through two slots on every step, and batch control, which
 admits as many sequences as keys and values have room for. All eight
-combinations are placed by the planner's sizes, and what they would allocate is
-played on a simulated device of that size. Without batch control the batch is
-fixed, and each sequence has room for its longest.
+combinations are placed by `quire plan`, layers that stay on the device by maps
+that go through `quire plan --device-map`, and what a plan says that it
+allocates is played on a simulated device of that size. Without batch control
+the batch is fixed, and each sequence has room for its longest.
 
 How fast a step is, is arithmetic: what streams, at the rate of the bus; the
 device's own work is not in it, so steps take longer than that.
@@ -20,8 +21,8 @@ from bench.reporting import experiments, sparse_checkpoint
 from bench.reporting.tables import (Column, Table, format_bytes, format_count)
 
 PAGE = 2 << 20
-# The layer that computes, and the one that streams in meanwhile.
-RING_LAYERS = 2
+# The part that computes, and the one that streams in meanwhile.
+SLOTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,23 +35,12 @@ class Workload:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Of one checkpoint, as `quire plan` tells them."""
-    edges: int      # embedding and head, which stay on the device
-    layer: int
-    layers: int
-    workspace: int
-    kv_token: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Placement:
     """One combination of remedies, and where everything goes."""
     int8: bool
     offload: bool
     batch_control: bool
-    sizes: Sizes
-    resident: int   # layers on the device
+    plan: dict      # as `quire plan --json` prints it
     sequences: int  # of the longest, at once
     missing: int    # bytes; 0: it fits
 
@@ -62,66 +52,81 @@ class Placement:
         return " + ".join(parts) or "none"
 
     @property
-    def streamed(self):
-        """Bytes that every step brings from host memory."""
-        return (self.sizes.layers - self.resident) * self.sizes.layer
+    def on_device(self):
+        """The layers, by number."""
+        return [layer for layer, place in _layers(self.plan) if place == 0]
 
     @property
-    def ring(self):
-        return RING_LAYERS * self.sizes.layer if self.streamed else 0
+    def layers(self):
+        return len(_layers(self.plan))
+
+    @property
+    def streamed(self):
+        """Bytes that every step brings from host memory."""
+        return self.plan["host"]
 
 
 def _pages(count):
     return -(-count // PAGE) * PAGE
 
 
-def read_sizes(plan):
-    """Of the JSON of `quire plan`."""
-    layers = [part["bytes"] for part in plan["placement"]
-              if sparse_checkpoint.layer_of(part["module"]) is not None]
-    if not layers:
-        raise experiments.RunError("quire plan: there are no layers in it")
-    return Sizes(plan["weights"] - sum(layers), max(layers), len(layers),
-                 plan["workspace"], plan["kv"]["bytes_per_token"])
+def _layers(plan):
+    """(number, place) of each."""
+    numbered = ((sparse_checkpoint.layer_of(module), place)
+                for module, place in plan["device_map"].items())
+    return [(layer, place) for layer, place in numbered if layer is not None]
 
 
-def place(sizes, workload, int8, offload, batch_control):
+def sequence_bytes(plan, workload):
+    return _pages(workload.length * plan["kv"]["bytes_per_token"])
+
+
+def room_for(plan, workload):
+    """Sequences of the longest at once, of those that are wanted."""
+    return min(workload.batch,
+               plan["devices"][0]["kv"] // sequence_bytes(plan, workload))
+
+
+def _map_with(modules, resident):
+    """So many layers on the device, and all that is no layer."""
+    def place(module):
+        layer = sparse_checkpoint.layer_of(module)
+        return 0 if layer is None or layer < resident else "cpu"
+
+    return {module: place(module) for module in modules}
+
+
+def place(plan, workload, int8, offload, batch_control):
     """Fills the device; where there is a choice, the most tokens a second.
 
-    With offload, layers that stay leave less for sequences and stream less on
-    each step: every number of sequences is tried.
+    `plan` is called with a device map, or None for all on the device, and
+    returns what `quire plan` says. Layers that stay on the device leave less
+    for sequences and stream less on each step: with offload, one after another
+    is kept there until there is no room for what is wanted at the least.
     """
-    sequence = _pages(workload.length * sizes.kv_token)
-    fixed = _pages(sizes.edges) + _pages(sizes.workspace)
+    least = 1 if batch_control else workload.batch
 
-    def resident_beside(sequences):
-        """Layers that fit beside them; negative where not even none does."""
-        left = workload.device - fixed - sequences * sequence
-        if left >= sizes.layers * _pages(sizes.layer):
-            return sizes.layers
-        if not offload:
-            return -1
-        left -= RING_LAYERS * _pages(sizes.layer)
-        return left // _pages(sizes.layer) if left >= 0 else -1
+    def placement(made):
+        sequences = room_for(made, workload)
+        needed = (made["devices"][0]["fixed"]
+                  + least * sequence_bytes(made, workload))
+        return Placement(int8, offload, batch_control, made,
+                         max(sequences, least),
+                         max(needed - made["devices"][0]["usable"], 0))
 
-    wanted = range(1, workload.batch + 1) if batch_control else (
-        workload.batch,)
-    best = None
-    for sequences in wanted:
-        resident = resident_beside(sequences)
-        if resident < 0:
-            continue
-        one = Placement(int8, offload, batch_control, sizes, resident,
-                        sequences, 0)
-        if best is None or (speed(one, workload) > speed(best, workload)):
-            best = one
-    if best is not None:
-        return best
-    resident = 0 if offload else sizes.layers
-    held = RING_LAYERS if offload else sizes.layers
-    needed = (fixed + held * _pages(sizes.layer) + min(wanted) * sequence)
-    return Placement(int8, offload, batch_control, sizes, resident,
-                     min(wanted), needed - workload.device)
+    everything = plan(None)
+    candidates = [placement(everything)]
+    if offload:
+        modules = list(everything["device_map"])
+        tried = (placement(plan(_map_with(modules, resident)))
+                 for resident in range(candidates[0].layers))
+        candidates = [next(tried)]
+        candidates += itertools.takewhile(lambda p: p.missing == 0, tried)
+        candidates.append(placement(everything))
+    fitting = [p for p in candidates if p.missing == 0]
+    if not fitting:
+        return min(candidates, key=lambda p: p.missing)
+    return max(fitting, key=lambda p: speed(p, workload))
 
 
 def speed(placement, workload):
@@ -133,7 +138,8 @@ def speed(placement, workload):
 
 
 def all_placements(plain, quantised, workload):
-    """The eight combinations, fewest remedies first."""
+    """The eight combinations, fewest remedies first. `plain` and `quantised`
+    plan one checkpoint each."""
     found = [place(quantised if int8 else plain, workload, int8, offload,
                    batch_control)
              for int8, offload, batch_control in itertools.product(
@@ -141,11 +147,43 @@ def all_placements(plain, quantised, workload):
     return sorted(found, key=lambda p: (p.int8 + p.offload + p.batch_control))
 
 
+class Planner:
+    """`quire plan` of one checkpoint; each map once. A map may be a plan, as
+    for --device-map."""
+
+    def __init__(self, folder, programs, workload, progress=lambda: None):
+        self._folder = pathlib.Path(folder)
+        self._programs = pathlib.Path(programs)
+        self._workload = workload
+        self._progress = progress
+        self._plans = {}
+
+    def __call__(self, device_map):
+        text = json.dumps(device_map)
+        if text not in self._plans:
+            self._plans[text] = self._plan(None if device_map is None
+                                           else text)
+        return self._plans[text]
+
+    def _plan(self, device_map):
+        arguments = [
+            "plan", str(self._folder), "--device-memory",
+            str(self._workload.device), "--gpu-memory-utilization", "1",
+            "--max-num-seqs", str(self._workload.batch), "--max-model-len",
+            str(self._workload.length), "--json"]
+        if device_map is not None:
+            path = self._folder / "device-map.json"
+            path.write_text(device_map, encoding="utf-8")
+            arguments += ["--device-map", str(path)]
+        return json.loads(experiments.call(self._programs / "quire", arguments,
+                                           self._progress))
+
+
 # ---- On the simulated device -------------------------------------------------
 
 def write_trace(placement, workload, shape, group, path):
-    """What the placement allocates, in order: weights tensor by tensor, the
-    ring, the workspace, and keys and values a page at a time."""
+    """What the plan allocates, in order: weights tensor by tensor, the slots
+    for what streams, the workspace, and keys and values a page at a time."""
     rows = ["phase,op,id,bytes"]
     count = 0
 
@@ -157,24 +195,28 @@ def write_trace(placement, workload, shape, group, path):
         rows.append(f"{phase},alloc,{count},{size}")
         count += 1
 
+    device = placement.plan["devices"][0]
+    on_device = set(placement.on_device)
     mark("weights")
     for name, size in sparse_checkpoint.tensor_sizes(
             shape, group if placement.int8 else 0):
         layer = sparse_checkpoint.layer_of(name)
-        if layer is None or layer < placement.resident:
+        if layer is None or layer in on_device:
             allocate("weights", size)
-    if placement.streamed and placement.offload:
-        mark("ring")
-        for _ in range(RING_LAYERS):
-            allocate("ring", placement.sizes.layer)
+    if device["buffers"]:
+        mark("slots")
+        for _ in range(SLOTS):
+            allocate("slots", device["buffers"] // SLOTS)
     mark("workspace")
-    allocate("workspace", placement.sizes.workspace)
+    allocate("workspace", device["workspace"])
     mark("keys-and-values")
-    for _ in range(placement.sequences
-                   * _pages(workload.length * placement.sizes.kv_token)
-                   // PAGE):
+    for _ in range(_kv_bytes(placement, workload) // PAGE):
         allocate("keys-and-values", PAGE)
     pathlib.Path(path).write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def _kv_bytes(placement, workload):
+    return placement.sequences * sequence_bytes(placement.plan, workload)
 
 
 def simulate(placement, workload, shape, group, folder, programs, policies,
@@ -190,8 +232,7 @@ def simulate(placement, workload, shape, group, folder, programs, policies,
 
 def serve(placement, workload, shape, programs, seed, progress=lambda: None):
     """kv_stress with what the placement leaves for keys and values."""
-    room = (placement.sequences
-            * _pages(workload.length * placement.sizes.kv_token))
+    room = _kv_bytes(placement, workload)
     run = experiments.Run("kv_stress", [
         "--layers", str(shape.layers), "--kv-heads", str(shape.kv_heads),
         "--head-dim", str(shape.hidden // shape.heads),
@@ -204,19 +245,10 @@ def serve(placement, workload, shape, programs, seed, progress=lambda: None):
     return experiments.execute(run, programs, progress)
 
 
-def plan(folder, programs, progress=lambda: None, length=0):
-    """`quire plan` of a folder, on a device with plenty."""
-    output = experiments.call(
-        pathlib.Path(programs) / "quire",
-        ["plan", str(folder), "--device-memory", "1TiB", "--max-model-len",
-         str(length), "--json"], progress)
-    return json.loads(output)
-
-
 # ---- Told --------------------------------------------------------------------
 
 def verdict(placement, workload):
-    """What becomes of the placement, by the planner's sizes."""
+    """What becomes of the placement, by the plan."""
     if placement.missing:
         return f"capacity: {format_bytes(placement.missing)} missing"
     if placement.streamed == 0:
@@ -237,13 +269,11 @@ def table_of(placements, simulated, workload):
          Column("By the plan", words=True),
          Column("On the simulated device", words=True)])
     for placement, records in zip(placements, simulated):
-        sizes = placement.sizes
-        table.add(placement.name,
-                  format_bytes(sizes.edges + sizes.layers * sizes.layer),
-                  f"{placement.resident} of {sizes.layers}",
+        table.add(placement.name, format_bytes(placement.plan["weights"]),
+                  f"{len(placement.on_device)} of {placement.layers}",
                   format_bytes(placement.streamed),
                   format_bytes(placement.sequences * workload.length
-                               * sizes.kv_token),
+                               * placement.plan["kv"]["bytes_per_token"]),
                   verdict(placement, workload),
                   "; ".join(_tell(record["result"]) for record in records))
     return table

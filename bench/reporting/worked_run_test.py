@@ -28,8 +28,41 @@ def pages(count):
     return (count + PAGE - 1) // PAGE * PAGE
 
 
+class Sizes:
+    """A model, and what a planner would say of it."""
+
+    def __init__(self, rng):
+        self.edges = rng.randrange(1, 40) << 20
+        self.layer = rng.randrange(1, 30) << 19
+        self.layers = rng.randrange(1, 12)
+        self.workspace = rng.randrange(1, 9) << 20
+        self.kv_token = rng.randrange(1, 64) << 10
+
+    def fixed(self, resident):
+        slots = 2 * self.layer if resident < self.layers else 0
+        return (pages(self.edges + resident * self.layer)
+                + pages(self.workspace) + pages(slots))
+
+    def planner(self, device):
+        modules = (["model.embed_tokens"] + [
+            f"model.layers.{i}" for i in range(self.layers)] + ["lm_head"])
+
+        def plan(device_map):
+            device_map = device_map or dict.fromkeys(modules, 0)
+            elsewhere = [m for m in modules if device_map[m] == "cpu"]
+            fixed = self.fixed(self.layers - len(elsewhere))
+            return {"device_map": device_map,
+                    "host": len(elsewhere) * self.layer,
+                    "kv": {"bytes_per_token": self.kv_token},
+                    "devices": [{"fixed": fixed, "usable": device,
+                                 "kv": max(device - fixed, 0)}]}
+
+        return plan
+
+
 def search(sizes, workload, offload, batch_control):
-    """The best (resident layers, sequences), all of them tried; or None."""
+    """The speed of the best (resident layers, sequences), all of them tried;
+    or None."""
     best = None
     for resident, sequences in itertools.product(
             range(sizes.layers + 1), range(1, workload.batch + 1)):
@@ -37,17 +70,15 @@ def search(sizes, workload, offload, batch_control):
             continue
         if not offload and resident != sizes.layers:
             continue
-        held = resident + (2 if resident < sizes.layers else 0)
-        needed = (pages(sizes.edges) + pages(sizes.workspace)
-                  + held * pages(sizes.layer)
+        needed = (sizes.fixed(resident)
                   + sequences * pages(workload.length * sizes.kv_token))
         if needed > workload.device:
             continue
         streamed = (sizes.layers - resident) * sizes.layer
         key = ((float("inf") if streamed == 0
                 else sequences * workload.bus_rate / streamed), sequences)
-        if best is None or key > best[0]:
-            best = (key, resident, sequences)
+        if best is None or key > best:
+            best = key
     return best
 
 
@@ -57,15 +88,13 @@ class PlacementTest(unittest.TestCase):
         rng = random.Random(1)
         found = 0
         for _ in range(400):
-            sizes = worked_run.Sizes(
-                rng.randrange(1, 40) << 20, rng.randrange(1, 30) << 19,
-                rng.randrange(1, 12), rng.randrange(1, 9) << 20,
-                rng.randrange(1, 64) << 10)
+            sizes = Sizes(rng)
             workload = worked_run.Workload(
                 rng.randrange(20, 400) << 20, rng.randrange(1, 9),
                 rng.randrange(1, 2000), 1 << 30)
+            plan = sizes.planner(workload.device)
             for offload, control in itertools.product((False, True), repeat=2):
-                placed = worked_run.place(sizes, workload, False, offload,
+                placed = worked_run.place(plan, workload, False, offload,
                                           control)
                 best = search(sizes, workload, offload, control)
                 self.assertEqual(placed.missing == 0, best is not None)
@@ -73,7 +102,7 @@ class PlacementTest(unittest.TestCase):
                     self.assertGreater(placed.missing, 0)
                     continue
                 found += 1
-                self.assertEqual(worked_run.speed(placed, workload), best[0])
+                self.assertEqual(worked_run.speed(placed, workload), best)
         self.assertGreater(found, 100)
 
     def test_parameters_of_13b(self):
@@ -92,11 +121,13 @@ class ScriptTest(unittest.TestCase):
     def test_all_three_run_and_none_does_alone(self):
         with tempfile.TemporaryDirectory() as folder:
             kept = pathlib.Path(folder) / "r.jsonl"
+            plan = pathlib.Path(folder) / "plan.json"
             ran = subprocess.run(
                 [str(SCRIPT), "--build", str(PROGRAMS), "--policies", "quire",
-                 "--records", str(kept)], capture_output=True, text=True,
-                check=False)
+                 "--records", str(kept), "--write-plan", str(plan)],
+                capture_output=True, text=True, check=False)
             self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+            self.check_plan_feeds_back(plan)
             records = [json.loads(line) for line in
                        kept.read_text("utf-8").splitlines()]
         told = {}
@@ -114,6 +145,19 @@ class ScriptTest(unittest.TestCase):
                          ["fragmentation_stress"] * 8 + ["kv_stress"])
         for cache in records[-1]["result"]["caches"]:
             self.assertEqual(cache["requests_served"], 200)
+
+    def check_plan_feeds_back(self, path):
+        plan = json.loads(path.read_text("utf-8"))
+        places = list(plan["device_map"].values())
+        self.assertIn("cpu", places)
+        self.assertIn(0, places)
+        shape = sparse_checkpoint.LLAMA_13B
+        with tempfile.TemporaryDirectory() as folder:
+            sparse_checkpoint.write(folder, shape, 128)
+            again = worked_run.Planner(
+                folder, PROGRAMS, worked_run.Workload(8 << 30, 8, 2048, 1))(
+                    plan)
+        self.assertEqual(again, plan)
 
     def test_wrong_usage(self):
         for arguments in (("--device-memory", "0"), ("--batch", "0"),
