@@ -80,10 +80,8 @@ absl::Status CudaAddressSpace::Map(uint64_t address,
   size_t done = 0;
   const absl::Status status = MapRun(mappings, &done);
   if (status.ok()) {
-    for (const PageMapping& mapping : mappings) {
-      table_.AddMapping(mapping);
-      mapped->push_back(mapping.page.handle);
-    }
+    table_.AddMappings(mappings);
+    for (const PhysicalPage& page : pages) mapped->push_back(page.handle);
     return absl::OkStatus();
   }
   absl::Status undone;
@@ -110,8 +108,8 @@ absl::Status CudaAddressSpace::Unmap(uint64_t address, uint64_t size,
     ++done;
   }
   if (status.ok()) {
+    table_.RemoveMappings(address, size);
     for (const PageMapping& mapping : mappings) {
-      table_.RemoveMapping(mapping.address);
       unmapped->push_back(mapping.page.handle);
     }
     return absl::OkStatus();
@@ -153,7 +151,7 @@ absl::Status CudaAddressSpace::UnmapOne(const PageMapping& mapping) {
 
 void CudaAddressSpace::Quarantine(PageMapping mapping) {
   mapping.quarantined = true;
-  table_.AddMapping(mapping);
+  table_.AddMappings({&mapping, 1});
 }
 
 }  // namespace quire

@@ -89,14 +89,10 @@ absl::Status HostAddressSpace::Map(uint64_t address,
   const uint64_t size = mappings.back().end() - address;
   const DeviceId device = pages.front().device;
   const uint64_t before = CountAround(address, size, device);
-  for (const PageMapping& mapping : mappings) table_.AddMapping(mapping);
+  table_.AddMappings(mappings);
   const uint64_t needed =
       kernel_mappings_ + CountAround(address, size, device) - before;
-  const auto forget = [&] {
-    for (const PageMapping& mapping : mappings) {
-      table_.RemoveMapping(mapping.address);
-    }
-  };
+  const auto forget = [&] { table_.RemoveMappings(address, size); };
   // Never refuses what merges: it needs no more than there is.
   if (needed > mapping_limit_ && needed > kernel_mappings_) {
     forget();
@@ -115,7 +111,7 @@ absl::Status HostAddressSpace::Map(uint64_t address,
       for (PageMapping& mapping : mappings) {
         if (mapping.address >= address + done) break;
         mapping.quarantined = true;
-        table_.AddMapping(mapping);
+        table_.AddMappings({&mapping, 1});
         mapped->push_back(mapping.page.handle);
       }
     }
@@ -159,14 +155,10 @@ absl::Status HostAddressSpace::Unmap(uint64_t address, uint64_t size,
                          table_.FindUnmap(address, size));
   const DeviceId device = mappings.front().page.device;
   const uint64_t before = CountAround(address, size, device);
-  for (const PageMapping& mapping : mappings) {
-    table_.RemoveMapping(mapping.address);
-  }
+  table_.RemoveMappings(address, size);
   const uint64_t needed =
       kernel_mappings_ + CountAround(address, size, device) - before;
-  const auto remember = [&] {
-    for (const PageMapping& mapping : mappings) table_.AddMapping(mapping);
-  };
+  const auto remember = [&] { table_.AddMappings(mappings); };
   if (needed > mapping_limit_ + mapping_limit_ / kUnmapHeadroomParts &&
       needed > kernel_mappings_) {
     remember();

@@ -105,8 +105,12 @@ absl::StatusOr<std::vector<PageMapping>> MappingTable::PlanMap(
   return mappings;
 }
 
-void MappingTable::AddMapping(const PageMapping& mapping) {
-  mappings_[mapping.address] = mapping;
+void MappingTable::AddMappings(std::span<const PageMapping> mappings) {
+  auto behind = mappings_.lower_bound(mappings.front().address);
+  for (const PageMapping& mapping : mappings) {
+    behind =
+        std::next(mappings_.insert_or_assign(behind, mapping.address, mapping));
+  }
 }
 
 void MappingTable::AddLostAddresses(uint64_t address, uint64_t size) {
@@ -119,30 +123,34 @@ absl::StatusOr<std::vector<PageMapping>> MappingTable::FindUnmap(
     uint64_t address, uint64_t size) const {
   QUIRE_RETURN_IF_ERROR(CheckReserved("Unmap", address, size));
   std::vector<PageMapping> found = FindOverlapping(address, size);
-  const std::string range = FormatRange(address, size);
   uint64_t reached = address;
   for (const PageMapping& mapping : found) {
     if (mapping.quarantined) {
-      return absl::FailedPreconditionError(absl::StrFormat(
-          "Unmap: %s reaches into quarantine at %#x", range, mapping.address));
+      return absl::FailedPreconditionError(
+          absl::StrFormat("Unmap: %s reaches into quarantine at %#x",
+                          FormatRange(address, size), mapping.address));
     }
     if (mapping.address < address || mapping.end() > address + size) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("Unmap: %s covers only part of page %d, mapped at %s",
-                          range, mapping.page.handle.value(),
-                          FormatRange(mapping.address, mapping.page.size)));
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "Unmap: %s covers only part of page %d, mapped at %s",
+          FormatRange(address, size), mapping.page.handle.value(),
+          FormatRange(mapping.address, mapping.page.size)));
     }
     if (mapping.address != reached) break;
     reached = mapping.end();
   }
   if (reached != address + size) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "Unmap: nothing is mapped at %#x in %s", reached, range));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("Unmap: nothing is mapped at %#x in %s", reached,
+                        FormatRange(address, size)));
   }
   return found;
 }
 
-void MappingTable::RemoveMapping(uint64_t address) { mappings_.erase(address); }
+void MappingTable::RemoveMappings(uint64_t address, uint64_t size) {
+  mappings_.erase(mappings_.lower_bound(address),
+                  mappings_.lower_bound(address + size));
+}
 
 absl::StatusOr<DeviceId> MappingTable::CheckAccess(uint64_t address,
                                                    uint64_t size) const {

@@ -69,14 +69,16 @@ class MappingTable {
   // in one reservation and nothing is mapped there. Adds nothing.
   absl::StatusOr<std::vector<PageMapping>> PlanMap(
       uint64_t address, std::span<const PhysicalPage> pages) const;
-  void AddMapping(const PageMapping& mapping);
+  // In address order, with nothing mapped between them but what they replace.
+  void AddMappings(std::span<const PageMapping> mappings);
   // Puts addresses that no longer belong to the driver in quarantine: nothing
   // is ever mapped there again. REQUIRES: nothing is mapped there.
   void AddLostAddresses(uint64_t address, uint64_t size);
   // The mappings that make up the range, all whole and without gaps.
   absl::StatusOr<std::vector<PageMapping>> FindUnmap(uint64_t address,
                                                      uint64_t size) const;
-  void RemoveMapping(uint64_t address);
+  // REQUIRES: no mapping lies in the range in part.
+  void RemoveMappings(uint64_t address, uint64_t size);
   // OK where every byte of the range is mapped to one device: that device.
   // REQUIRES: size > 0.
   absl::StatusOr<DeviceId> CheckAccess(uint64_t address, uint64_t size) const;
