@@ -2,12 +2,15 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "quire/alloc/status_macros.h"
 
 namespace quire {
 
@@ -55,7 +58,7 @@ AddressSpace::AddressSpace(Driver* driver, DeviceAddress base,
       total_pages_(total_pages),
       page_shift_(page_shift),
       table_(table) {
-  InsertFree(0, total_pages);
+  Return(0, total_pages);
 }
 
 AddressSpace::~AddressSpace() {
@@ -66,40 +69,17 @@ AddressSpace::~AddressSpace() {
 }
 
 std::optional<uint64_t> AddressSpace::Take(uint64_t pages, uint64_t alignment) {
-  for (auto run = by_length_.lower_bound({pages, 0}); run != by_length_.end();
-       ++run) {
-    const auto [length, first] = *run;
-    const auto aligned = CheckedAlignUp(AddressOf(first).value(), alignment);
-    if (!aligned) continue;
-    // Runs start on pages, so where the alignment is below the page size this
-    // is the start itself.
-    const uint64_t skipped =
-        (*aligned - AddressOf(first).value()) >> page_shift_;
-    if (skipped > length || length - skipped < pages) continue;
-    EraseFree(by_first_.find(first));
-    if (skipped > 0) InsertFree(first, skipped);
-    const uint64_t behind = length - skipped - pages;
-    if (behind > 0) InsertFree(first + skipped + pages, behind);
-    return first + skipped;
-  }
-  return std::nullopt;
+  if (pages > total_pages_) return std::nullopt;
+  const uint64_t bytes = pages << page_shift_;
+  const std::optional<uint64_t> address = free_.FindFit(
+      bytes, Bytes(std::max(alignment, uint64_t{1} << page_shift_)));
+  if (!address) return std::nullopt;
+  free_.Take(*address, bytes);
+  return (*address - base_.value()) >> page_shift_;
 }
 
 void AddressSpace::Return(uint64_t first, uint64_t pages) {
-  const auto after = by_first_.lower_bound(first);
-  if (after != by_first_.begin()) {
-    const auto before = std::prev(after);
-    if (before->first + before->second == first) {
-      first = before->first;
-      pages += before->second;
-      EraseFree(before);
-    }
-  }
-  if (after != by_first_.end() && first + pages == after->first) {
-    pages += after->second;
-    EraseFree(after);
-  }
-  InsertFree(first, pages);
+  free_.Insert({AddressOf(first).value(), pages << page_shift_});
 }
 
 void AddressSpace::Publish(uint64_t first, uint64_t pages,
@@ -109,45 +89,16 @@ void AddressSpace::Publish(uint64_t first, uint64_t pages,
   }
 }
 
-void AddressSpace::InsertFree(uint64_t first, uint64_t pages) {
-  by_first_.emplace(first, pages);
-  by_length_.emplace(pages, first);
-  free_pages_ += pages;
-}
-
-void AddressSpace::EraseFree(std::map<uint64_t, uint64_t>::iterator run) {
-  free_pages_ -= run->second;
-  by_length_.erase({run->second, run->first});
-  by_first_.erase(run);
-}
-
 absl::Status AddressSpace::CheckInvariants() const {
-  uint64_t free = 0;
-  uint64_t previous_end = 0;
-  bool first_run = true;
-  for (const auto& [first, pages] : by_first_) {
-    if (pages == 0 || pages > total_pages_ || first > total_pages_ - pages) {
-      return absl::InternalError(absl::StrCat("free run of ", pages,
-                                              " pages at page ", first,
-                                              " outside ", total_pages_));
-    }
-    if (!first_run && first <= previous_end) {
-      return absl::InternalError(absl::StrCat("free run at page ", first,
-                                              " touches the one that ends at ",
-                                              previous_end));
-    }
-    if (by_length_.count({pages, first}) == 0) {
-      return absl::InternalError(
-          absl::StrCat("free run at page ", first, " has no entry by length"));
-    }
-    first_run = false;
-    previous_end = first + pages;
-    free += pages;
-  }
-  if (by_length_.size() != by_first_.size() || free != free_pages_) {
-    return absl::InternalError(absl::StrCat(
-        free_pages_, " pages counted as free, ", free, " in ", by_first_.size(),
-        " runs, ", by_length_.size(), " runs by length"));
+  QUIRE_RETURN_IF_ERROR(free_.CheckInvariants());
+  if (free_.empty()) return absl::OkStatus();
+  const uint64_t end = AddressOf(total_pages_).value();
+  const uint64_t first = free_.runs().begin()->first;
+  const uint64_t last = free_.runs().rbegin()->second.end();
+  if (first < base_.value() || last > end) {
+    return absl::InternalError(
+        absl::StrFormat("free addresses from %#x to %#x, outside [%#x, %#x)",
+                        first, last, base_.value(), end));
   }
   return absl::OkStatus();
 }

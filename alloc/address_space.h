@@ -6,10 +6,9 @@
 // pointer per page, in memory that the system backs when it is first touched:
 // 8 bytes for each 2 MiB of addresses in use.
 //
-// Invariant: the free runs are disjoint, not adjacent to each other, and every
-// page outside them was taken. Every operation is O(log free runs), plus one
-// store per page for Publish; a Take whose alignment exceeds the page size may
-// look at every free run.
+// Invariant: every page outside the free runs was taken. Every operation is
+// O(log free runs), plus one store per page for Publish; a Take whose alignment
+// exceeds the page size may look at every free run.
 //
 // Not thread-safe, Find apart, which may run beside anything.
 
@@ -18,14 +17,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/run_set.h"
 #include "quire/alloc/driver.h"
 #include "quire/alloc/units.h"
 
@@ -58,11 +55,9 @@ class AddressSpace {
     return DeviceAddress(base_.value() + (page << page_shift_));
   }
   uint64_t total_pages() const { return total_pages_; }
-  uint64_t free_pages() const { return free_pages_; }
+  uint64_t free_pages() const { return free_.bytes() >> page_shift_; }
   // 0 where nothing is free. O(1).
-  uint64_t largest_free_run() const {
-    return by_length_.empty() ? 0 : by_length_.rbegin()->first;
-  }
+  uint64_t largest_free_run() const { return free_.largest() >> page_shift_; }
 
   // Makes Find give `range` (null: nothing) for each of the pages.
   void Publish(uint64_t first, uint64_t pages, AddressRange* range);
@@ -77,8 +72,8 @@ class AddressSpace {
         std::memory_order_acquire);
   }
 
-  // The free runs, first page to length: for checks.
-  const std::map<uint64_t, uint64_t>& free_runs() const { return by_first_; }
+  // For checks.
+  const RunSet& free_runs() const { return free_; }
   absl::Status CheckInvariants() const;
 
  private:
@@ -86,8 +81,6 @@ class AddressSpace {
 
   AddressSpace(Driver* driver, DeviceAddress base, uint64_t total_pages,
                int page_shift, TableEntry* table);
-  void InsertFree(uint64_t first, uint64_t pages);
-  void EraseFree(std::map<uint64_t, uint64_t>::iterator run);
 
   Driver* const driver_;
   const DeviceAddress base_;
@@ -95,9 +88,7 @@ class AddressSpace {
   const int page_shift_;
   TableEntry* const table_;  // total_pages_ entries
 
-  uint64_t free_pages_ = 0;
-  std::map<uint64_t, uint64_t> by_first_;              // first page, length
-  std::set<std::pair<uint64_t, uint64_t>> by_length_;  // length, first page
+  RunSet free_;  // addresses
 };
 
 }  // namespace quire

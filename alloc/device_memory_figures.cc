@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "alloc/device_memory_impl.h"
 #include "quire/alloc/internal_checks.h"
 #include "quire/alloc/status_macros.h"
@@ -126,11 +127,15 @@ void DeviceMemory::Impl::RecordOfDevice(TraceAction action, uint64_t pages,
 absl::Status DeviceMemory::Impl::CheckInvariantsLocked() const {
   QUIRE_RETURN_IF_ERROR(addresses_->CheckInvariants());
   // Ranges and free runs must tile the reservation.
-  std::map<uint64_t, uint64_t> pieces = addresses_->free_runs();
+  std::map<uint64_t, uint64_t> pieces;  // address, bytes
+  for (const auto& [begin, run] : addresses_->free_runs().runs()) {
+    pieces.emplace(begin, run.length);
+  }
   std::vector<const ManagedRange*> ranges;
   for (const auto& [first_page, range] : ranges_) {
     ranges.push_back(range.get());
-    pieces.emplace(first_page, range->slots.size());
+    pieces.emplace(addresses_->AddressOf(first_page).value(),
+                   PageBytes(range->slots.size()).value());
     const AddressRange* const expected = range->retired ? nullptr : range.get();
     for (uint64_t i = 0; i < range->slots.size(); ++i) {
       const DeviceAddress address = range->SlotAddress(i, page_size_);
@@ -145,16 +150,16 @@ absl::Status DeviceMemory::Impl::CheckInvariantsLocked() const {
           " was released, has nothing left, and keeps its addresses"));
     }
   }
-  uint64_t end = 0;
-  for (const auto& [first, pages] : pieces) {
-    if (first != end) break;
-    end += pages;
+  uint64_t reached = first_address().value();
+  for (const auto& [begin, bytes] : pieces) {
+    if (begin != reached) break;
+    reached += bytes;
   }
-  if (end != addresses_->total_pages()) {
-    return absl::InternalError(absl::StrCat(
+  if (reached != addresses_->AddressOf(addresses_->total_pages()).value()) {
+    return absl::InternalError(absl::StrFormat(
         "reserved = mapped + unmapped does not hold: ranges and free runs are "
-        "not side by side at page ",
-        end, " of ", addresses_->total_pages()));
+        "not side by side at %#x",
+        reached));
   }
   return backing_.CheckInvariants(ranges);
 }
