@@ -1,11 +1,6 @@
-// The C interface of the runtime: devices, reports, streams, owners.
+// The C interface of the runtime: devices, streams, owners.
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +8,6 @@
 #include "alloc/c_api_listener.h"
 #include "quire/alloc/cuda_driver.h"
 #include "quire/alloc/host_driver.h"
-#include "quire/alloc/memory_snapshot.h"
 
 namespace quire::c_api {
 namespace {
@@ -58,6 +52,7 @@ RuntimeOptions RuntimeOptionsFrom(const quire_runtime_options& from) {
   options.prepare_ahead = PageCount(from.prepare_ahead);
   if (from.trace_capacity != 0) options.trace_capacity = from.trace_capacity;
   if (from.disable_trace != 0) options.trace_capacity = 0;
+  options.sample_interval = Bytes(from.sample_interval);
   return options;
 }
 
@@ -66,50 +61,6 @@ struct CreatedRuntime {
   std::unique_ptr<CompactionListener> listener;
   std::unique_ptr<Runtime> runtime;
 };
-
-absl::StatusOr<nlohmann::json> Snapshot(quire_runtime* runtime,
-                                        int32_t device) {
-  QUIRE_RETURN_IF_ERROR(CheckArguments({{"runtime", runtime}}));
-  QUIRE_RETURN_IF_ERROR(CheckDevice(*runtime->runtime, device));
-  MemorySnapshotOptions options;
-  options.device = DeviceId(device);
-  return BuildMemorySnapshot(*runtime->runtime, options);
-}
-
-// Names of owners are the caller's bytes and need not be UTF-8.
-std::string TextOf(const nlohmann::json& snapshot) {
-  return snapshot.dump(-1, ' ', false,
-                       nlohmann::json::error_handler_t::replace);
-}
-
-absl::StatusOr<std::string> Render(const nlohmann::json& snapshot,
-                                   quire_snapshot_format format) {
-  switch (format) {
-    case QUIRE_SNAPSHOT_JSON:
-      return TextOf(snapshot);
-    case QUIRE_SNAPSHOT_HTML:
-      return RenderMemoryHtml(snapshot);
-    case QUIRE_SNAPSHOT_PYTORCH:
-      return RenderPyTorchSnapshot(snapshot);
-    default:
-      return absl::InvalidArgumentError(absl::StrCat(
-          format, " is not one of the values of quire_snapshot_format"));
-  }
-}
-
-absl::Status WriteFile(const char* path, const std::string& contents) {
-  const auto failed = [&] {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
-  };
-  std::FILE* const file = std::fopen(path, "wb");
-  if (file == nullptr) return failed();
-  const bool written =
-      std::fwrite(contents.data(), 1, contents.size(), file) == contents.size();
-  const absl::Status status = written ? absl::OkStatus() : failed();
-  if (std::fclose(file) != 0 && written) return failed();
-  return status;
-}
 
 }  // namespace
 }  // namespace quire::c_api
@@ -155,41 +106,6 @@ quire_status quire_runtime_get_device_count(const quire_runtime* runtime,
         CheckArguments({{"runtime", runtime}, {"count", count}}));
     *count = runtime->runtime->device_count();
     return absl::OkStatus();
-  });
-}
-
-quire_status quire_runtime_get_snapshot_json(quire_runtime* runtime,
-                                             int32_t device,
-                                             char** json) noexcept {
-  return Call([&]() -> absl::Status {
-    QUIRE_RETURN_IF_ERROR(CheckArguments({{"json", json}}));
-    QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
-                           quire::c_api::Snapshot(runtime, device));
-    return WriteText(quire::c_api::TextOf(snapshot), json);
-  });
-}
-
-quire_status quire_runtime_get_report(quire_runtime* runtime, int32_t device,
-                                      char** text) noexcept {
-  return Call([&]() -> absl::Status {
-    QUIRE_RETURN_IF_ERROR(CheckArguments({{"text", text}}));
-    QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
-                           quire::c_api::Snapshot(runtime, device));
-    return WriteText(quire::FormatMemoryReport(snapshot), text);
-  });
-}
-
-quire_status quire_runtime_write_snapshot(quire_runtime* runtime,
-                                          int32_t device,
-                                          quire_snapshot_format format,
-                                          const char* path) noexcept {
-  return Call([&]() -> absl::Status {
-    QUIRE_RETURN_IF_ERROR(CheckArguments({{"path", path}}));
-    QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
-                           quire::c_api::Snapshot(runtime, device));
-    QUIRE_ASSIGN_OR_RETURN(const std::string contents,
-                           quire::c_api::Render(snapshot, format));
-    return quire::c_api::WriteFile(path, contents);
   });
 }
 

@@ -58,6 +58,7 @@
 #include "quire/alloc/c_api_compaction.h"
 #include "quire/alloc/c_api_graph.h"
 #include "quire/alloc/c_api_hooks.h"
+#include "quire/alloc/c_api_reports.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -98,9 +99,12 @@ typedef struct quire_runtime_options {
   uint64_t prepare_ahead;
   // Hears of the compactions of the runtime's own allocators. NULL: nobody.
   const quire_compaction_listener* listener;
+  // Of one allocation in so many bytes, drawn at random, it is remembered which
+  // functions asked for it, for quire_runtime_find_leaks. Default: of none.
+  uint64_t sample_interval;
 } quire_runtime_options;
 #define QUIRE_RUNTIME_OPTIONS_INIT \
-  { sizeof(quire_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(quire_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 // Opens the driver and gives every device of it a pool of pages and an
 // allocator. `options` may be NULL: all defaults. Errors:
@@ -116,28 +120,6 @@ QUIRE_C_FUNCTION void quire_runtime_destroy(quire_runtime* runtime)
 // Devices are numbered from 0 on.
 QUIRE_C_FUNCTION quire_status quire_runtime_get_device_count(
     const quire_runtime* runtime, int32_t* count) QUIRE_C_NOEXCEPT;
-
-// The device's memory as JSON (docs/memory_snapshot.md), and as the report that
-// a person reads. All three walk all pages and allocations.
-// QUIRE_INVALID_ARGUMENT for a device that is not there.
-QUIRE_C_FUNCTION quire_status quire_runtime_get_snapshot_json(
-    quire_runtime* runtime, int32_t device, char** json) QUIRE_C_NOEXCEPT;
-QUIRE_C_FUNCTION quire_status quire_runtime_get_report(
-    quire_runtime* runtime, int32_t device, char** text) QUIRE_C_NOEXCEPT;
-
-typedef int32_t quire_snapshot_format;
-enum {
-  QUIRE_SNAPSHOT_JSON = 0,
-  QUIRE_SNAPSHOT_HTML = 1,    // one page to look at
-  QUIRE_SNAPSHOT_PYTORCH = 2  // a pickle, for PyTorch's viewers
-};
-// The same into a file, which is made, or emptied first. Errors:
-// QUIRE_INVALID_ARGUMENT for the device and the format;
-// QUIRE_FAILED_PRECONDITION where the file cannot be written, of which a part
-// may be there then.
-QUIRE_C_FUNCTION quire_status quire_runtime_write_snapshot(
-    quire_runtime* runtime, int32_t device, quire_snapshot_format format,
-    const char* path) QUIRE_C_NOEXCEPT;
 
 // ---- Streams ----------------------------------------------------------------
 

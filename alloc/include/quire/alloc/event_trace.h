@@ -89,6 +89,7 @@ class EventTrace {
   // In order of time. Where threads record meanwhile, the oldest few may be
   // missing. O(n log n).
   std::vector<TraceEvent> Events() const;
+  size_t capacity() const { return capacity_; }
   // Events that no longer fit.
   uint64_t dropped() const;
 

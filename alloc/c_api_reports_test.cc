@@ -1,0 +1,194 @@
+// Marks, traces and leaks through the C interface.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "alloc/testing/c_api_fixture.h"
+#include "quire/alloc/trace_formats.h"
+
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class CApiReportsTest : public quire::CApiFixture {
+ protected:
+  CApiReportsTest() : path_(::testing::TempDir() + "c_api_reports") {}
+
+  static std::string ReadFile(const std::string& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }
+  uint32_t Register(const char* name) {
+    uint32_t owner = 0;
+    EXPECT_EQ(quire_owner_register(runtime_, name, &owner), QUIRE_OK);
+    return owner;
+  }
+  uint64_t AllocateFor(uint32_t owner, uint64_t bytes) {
+    quire_allocate_options options = QUIRE_ALLOCATE_OPTIONS_INIT;
+    options.owner = owner;
+    return Allocate(bytes, &options);
+  }
+  void Free(uint64_t address) {
+    EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK)
+        << quire_last_error();
+  }
+  quire_leak_totals FindLeaks(uint32_t owner, std::string* text) {
+    quire_leak_totals totals = QUIRE_LEAK_TOTALS_INIT;
+    char* found = nullptr;
+    EXPECT_EQ(quire_runtime_find_leaks(runtime_, owner, &totals, &found),
+              QUIRE_OK)
+        << quire_last_error();
+    *text = found == nullptr ? "" : found;
+    quire_string_free(found);
+    return totals;
+  }
+
+  const std::string path_;
+};
+
+TEST_F(CApiReportsTest, LayoutsAreThoseThatProgramsWereBuiltWith) {
+  EXPECT_EQ(offsetof(quire_runtime_options, sample_interval), 80u);
+  EXPECT_EQ(offsetof(quire_leak_totals, page_bytes), 32u);
+}
+
+// ---- Leaks ------------------------------------------------------------------
+
+TEST_F(CApiReportsTest, LeaksAreWhatAnOwnerAndThoseBelowItHold) {
+  const uint32_t model = Register("server/llama");
+  const uint32_t cache = Register("server/llama/kv");
+  const uint32_t other = Register("server/qwen");
+  std::string text;
+  EXPECT_EQ(FindLeaks(model, &text).owners, 0u);
+  EXPECT_EQ(text, "");
+
+  const uint64_t small = AllocateFor(model, 1000);
+  const uint64_t large = AllocateFor(cache, 3 * kPage);
+  const uint64_t foreign = AllocateFor(other, 5000);
+  const quire_leak_totals of_model = FindLeaks(model, &text);
+  EXPECT_EQ(of_model.owners, 2u);
+  EXPECT_EQ(of_model.allocations, 2u);
+  EXPECT_EQ(of_model.requested_bytes, 1000 + 3 * kPage);
+  EXPECT_EQ(of_model.page_bytes, 0u);
+  EXPECT_THAT(text, HasSubstr("server/llama/kv"));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("qwen")));
+
+  EXPECT_EQ(FindLeaks(QUIRE_ALL_OWNERS, &text).allocations, 3u);
+  EXPECT_THAT(text, HasSubstr("qwen"));
+
+  for (const uint64_t address : {small, large, foreign}) Free(address);
+  EXPECT_EQ(FindLeaks(QUIRE_ALL_OWNERS, &text).owners, 0u);
+  // Nobody has to want the totals, or the text.
+  EXPECT_EQ(quire_runtime_find_leaks(runtime_, model, nullptr, nullptr),
+            QUIRE_OK);
+}
+
+TEST_F(CApiReportsTest, LeaksOfWhomNobodyRegisteredAreRefused) {
+  EXPECT_EQ(quire_runtime_find_leaks(runtime_, 4711, nullptr, nullptr),
+            QUIRE_INVALID_ARGUMENT);
+  EXPECT_THAT(quire_last_error(), HasSubstr("owner 4711"));
+  EXPECT_EQ(quire_runtime_find_leaks(nullptr, 0, nullptr, nullptr),
+            QUIRE_INVALID_ARGUMENT);
+  quire_leak_totals totals = QUIRE_LEAK_TOTALS_INIT;
+  totals.size = 3;
+  EXPECT_EQ(quire_runtime_find_leaks(runtime_, 0, &totals, nullptr),
+            QUIRE_INVALID_ARGUMENT);
+}
+
+TEST(CApiSampleTest, LeaksSayWhoseCallsMadeThem) {
+  quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
+  options.driver = QUIRE_DRIVER_HOST_WITHOUT_MEMORY;
+  options.sample_interval = 1;  // all
+  quire_runtime* runtime = nullptr;
+  quire_allocator* allocator = nullptr;
+  ASSERT_EQ(quire_runtime_create(&options, &runtime), QUIRE_OK);
+  ASSERT_EQ(quire_runtime_get_allocator(runtime, 0, &allocator), QUIRE_OK);
+  uint64_t address = 0;
+  ASSERT_EQ(quire_allocator_allocate(allocator, 5 << 20, nullptr, &address),
+            QUIRE_OK);
+  char* text = nullptr;
+  ASSERT_EQ(quire_runtime_find_leaks(runtime, QUIRE_ALL_OWNERS, nullptr, &text),
+            QUIRE_OK);
+  // The program's file stands for a function that it does not export.
+  EXPECT_THAT(text, HasSubstr("c_api_reports_test"));
+  quire_string_free(text);
+  EXPECT_EQ(quire_allocator_free(allocator, address, 0), QUIRE_OK);
+  quire_allocator_destroy(allocator);
+  quire_runtime_destroy(runtime);
+}
+
+// ---- Marks and traces -------------------------------------------------------
+
+TEST_F(CApiReportsTest, TraceIsWhatWasAskedForInOrder) {
+  ASSERT_EQ(quire_runtime_mark(runtime_, "load"), QUIRE_OK);
+  const uint64_t first = Allocate(7 * kPage);
+  const uint64_t second = Allocate(300);
+  Free(first);
+  ASSERT_EQ(
+      quire_runtime_write_trace(runtime_, 0, QUIRE_TRACE_CSV, path_.c_str()),
+      QUIRE_OK)
+      << quire_last_error();
+  const auto trace = quire::ReadQuireCsv(ReadFile(path_));
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  const quire::AllocationTraceSummary summary =
+      quire::SummarizeAllocationTrace(*trace);
+  EXPECT_EQ(summary.allocations, 2u);
+  EXPECT_EQ(summary.frees, 1u);
+  EXPECT_EQ(summary.peak_requested, quire::Bytes(7 * kPage + 300));
+  EXPECT_EQ(summary.live_at_end, quire::Bytes(300));
+  std::vector<std::string> marks;
+  for (const quire::AllocationEvent& event : trace->events) {
+    if (event.action == quire::AllocationAction::kMark) {
+      marks.push_back(trace->labels[event.label]);
+    }
+  }
+  EXPECT_THAT(marks, ::testing::ElementsAre("load"));
+
+  ASSERT_EQ(
+      quire_runtime_write_trace(runtime_, 0, QUIRE_TRACE_RMM, path_.c_str()),
+      QUIRE_OK);
+  EXPECT_THAT(ReadFile(path_), StartsWith("Thread,Time,Action,"));
+  const auto of_rmm = quire::ReadRmmCsv(ReadFile(path_));
+  ASSERT_TRUE(of_rmm.ok()) << of_rmm.status();
+  EXPECT_EQ(quire::SummarizeAllocationTrace(*of_rmm).peak_requested,
+            quire::Bytes(7 * kPage + 300));
+  Free(second);
+}
+
+TEST_F(CApiReportsTest, TraceThatCannotBeWrittenIsAnError) {
+  for (const quire_trace_format format : {-1, 2}) {
+    EXPECT_EQ(quire_runtime_write_trace(runtime_, 0, format, path_.c_str()),
+              QUIRE_INVALID_ARGUMENT);
+  }
+  EXPECT_EQ(
+      quire_runtime_write_trace(runtime_, 1, QUIRE_TRACE_CSV, path_.c_str()),
+      QUIRE_INVALID_ARGUMENT);
+  EXPECT_EQ(quire_runtime_write_trace(runtime_, 0, QUIRE_TRACE_CSV,
+                                      "/nonexistent/folder/trace.csv"),
+            QUIRE_FAILED_PRECONDITION);
+  EXPECT_THAT(quire_last_error(), HasSubstr("/nonexistent/folder/trace.csv"));
+  EXPECT_EQ(quire_runtime_write_trace(runtime_, 0, QUIRE_TRACE_CSV, nullptr),
+            QUIRE_INVALID_ARGUMENT);
+  EXPECT_EQ(quire_runtime_mark(runtime_, nullptr), QUIRE_INVALID_ARGUMENT);
+}
+
+TEST(CApiTraceTest, TraceThatIsDisabledSaysSo) {
+  quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
+  options.driver = QUIRE_DRIVER_HOST_WITHOUT_MEMORY;
+  options.disable_trace = 1;
+  quire_runtime* runtime = nullptr;
+  ASSERT_EQ(quire_runtime_create(&options, &runtime), QUIRE_OK);
+  EXPECT_EQ(quire_runtime_mark(runtime, "load"), QUIRE_OK);
+  EXPECT_EQ(quire_runtime_write_trace(runtime, 0, QUIRE_TRACE_CSV, "x"),
+            QUIRE_FAILED_PRECONDITION);
+  EXPECT_THAT(quire_last_error(), HasSubstr("disable_trace"));
+  quire_runtime_destroy(runtime);
+}
+
+}  // namespace

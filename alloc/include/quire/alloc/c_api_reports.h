@@ -1,0 +1,103 @@
+// The C interface of what is told of device memory, to people and to programs:
+// snapshots, marks, traces, leaks.
+//
+//   quire_runtime_mark(runtime, "decode");
+//   ...
+//   quire_runtime_write_trace(runtime, 0, QUIRE_TRACE_RMM, "today.csv");
+//   quire_leak_totals leaks = QUIRE_LEAK_TOTALS_INIT;
+//   char* text = NULL;
+//   if (quire_runtime_find_leaks(runtime, model, &leaks, &text) == QUIRE_OK &&
+//       leaks.owners > 0) {
+//     fputs(text, stderr);
+//   }
+//   quire_string_free(text);
+//
+// Include quire/alloc/c_api.h, which explains the conventions. All but
+// quire_runtime_mark walk all pages and allocations of a device, or all events
+// that are kept of them.
+
+#ifndef QUIRE_ALLOC_C_API_REPORTS_H_
+#define QUIRE_ALLOC_C_API_REPORTS_H_
+
+#include "quire/alloc/c_api_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- Snapshots --------------------------------------------------------------
+
+// The device's memory as JSON (docs/memory_snapshot.md), and as the report that
+// a person reads. QUIRE_INVALID_ARGUMENT for a device
+// that is not there.
+QUIRE_C_FUNCTION quire_status quire_runtime_get_snapshot_json(
+    quire_runtime* runtime, int32_t device, char** json) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION quire_status quire_runtime_get_report(
+    quire_runtime* runtime, int32_t device, char** text) QUIRE_C_NOEXCEPT;
+
+typedef int32_t quire_snapshot_format;
+enum {
+  QUIRE_SNAPSHOT_JSON = 0,
+  QUIRE_SNAPSHOT_HTML = 1,    // one page to look at
+  QUIRE_SNAPSHOT_PYTORCH = 2  // a pickle, for PyTorch's viewers
+};
+// The same into a file, which is made, or emptied first. Errors:
+// QUIRE_INVALID_ARGUMENT for the device and the format;
+// QUIRE_FAILED_PRECONDITION where the file cannot be written, of which a part
+// may be there then.
+QUIRE_C_FUNCTION quire_status quire_runtime_write_snapshot(
+    quire_runtime* runtime, int32_t device, quire_snapshot_format format,
+    const char* path) QUIRE_C_NOEXCEPT;
+
+// ---- Marks and traces -------------------------------------------------------
+
+// A phase of the program begins, as timelines, verdicts and traces tell it:
+// "load", "prefill". `label` is copied. Nothing is kept where the trace is
+// disabled.
+QUIRE_C_FUNCTION quire_status
+quire_runtime_mark(quire_runtime* runtime, const char* label) QUIRE_C_NOEXCEPT;
+
+typedef int32_t quire_trace_format;
+enum {
+  QUIRE_TRACE_CSV = 0,  // everything: docs/trace_formats.md
+  QUIRE_TRACE_RMM = 1   // what RMM's replay_benchmark reads
+};
+// What the program asked of the device's allocator, in order, to be played
+// again (allocator_replay, fragmentation_stress): as far back as events are
+// kept (quire_runtime_options), and what was live by then as the first. Into a
+// file, which is made, or emptied first. Errors: QUIRE_INVALID_ARGUMENT for the
+// device and the format; QUIRE_FAILED_PRECONDITION where the trace is disabled,
+// or the file cannot be written, of which a part may be there then.
+QUIRE_C_FUNCTION quire_status quire_runtime_write_trace(
+    quire_runtime* runtime, int32_t device, quire_trace_format format,
+    const char* path) QUIRE_C_NOEXCEPT;
+
+// ---- Leaks ------------------------------------------------------------------
+
+#define QUIRE_ALL_OWNERS UINT32_MAX
+
+typedef struct quire_leak_totals {
+  size_t size;
+  uint64_t owners;  // that hold anything, on each device
+  uint64_t allocations;
+  uint64_t requested_bytes;
+  // Of pages that owners mapped themselves and did not give up.
+  uint64_t page_bytes;
+} quire_leak_totals;
+#define QUIRE_LEAK_TOTALS_INIT \
+  { sizeof(quire_leak_totals), 0, 0, 0, 0 }
+
+// What an owner, and those below it, hold when they should hold nothing, on all
+// devices. Memory that was freed and is kept for re-use is not held. `totals`
+// and `text` may be NULL; the text has a paragraph for each owner and device,
+// with sizes, streams and, of what was sampled, callers: "" where there are
+// none. QUIRE_INVALID_ARGUMENT for an owner that was never registered.
+QUIRE_C_FUNCTION quire_status quire_runtime_find_leaks(
+    quire_runtime* runtime, uint32_t owner, quire_leak_totals* totals,
+    char** text) QUIRE_C_NOEXCEPT;
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // QUIRE_ALLOC_C_API_REPORTS_H_
