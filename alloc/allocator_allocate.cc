@@ -20,9 +20,11 @@ constexpr std::chrono::microseconds kLastPollInterval(500);
 // So many times in a row is no accident.
 constexpr int kGatherAttempts = 64;
 
-// A heap that grows takes one more page for so many that it has. Without any to
+// A heap that grows takes more pages than it needs: as many as it made detours
+// since it last grew, up to one for so many pages that it has. Without any to
 // spare, what comes apart at the peak of one round of a program would have to
-// be put together again in each.
+// be put together again in each. But a program that is in its first round grows
+// all the time, and has its peak before it.
 constexpr uint64_t kPagesPerSpare = 512;
 
 // After so many, a large allocation takes all of its pages from the pool.
@@ -243,26 +245,27 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
   const auto add =
       [&](OwnerHeap* heap, RangeNeeds* needs)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-            const auto plan = [&] {
-              return heap->PlanLarge(bytes, request.alignment, request.stream);
-            };
             const uint64_t attempts = needs->attempts;
             if (attempts >= kAttemptsBeforePool) GiveOwnPages(heap, request);
-            const uint64_t wanted = plan().new_pages;
-            if (wanted > 0) RecycleForLarge(wanted, heap);
-            const LargePlan planned = plan();
+            const auto make_plan = [&] {
+              return heap->PlanLarge(bytes, request.alignment, request.stream);
+            };
+            LargePlan plan = make_plan();
+            if (plan.new_pages > 0) {
+              RecycleForLarge(plan.new_pages, heap);
+              plan = make_plan();
+            }
             const uint64_t spare =
-                attempts == 0 ? SparePages(*heap, planned.new_pages) : 0;
-            const uint64_t pages = planned.new_pages + spare;
+                attempts == 0 ? SparePages(*heap, plan.new_pages) : 0;
+            const uint64_t pages = plan.new_pages + spare;
             const uint64_t prepared = memory_->Harvest().value();
             *needs = {.pages = PageCount(pages),
-                      .addresses = PageCount(planned.addresses + spare),
+                      .addresses = PageCount(plan.addresses + spare),
                       .alignment = request.alignment,
                       .missing = pages - std::min(pages, prepared),
                       .large = true,
                       .attempts = attempts + 1};
-            absl::StatusOr<Block> block =
-                heap->AddLarge(bytes, request.alignment, request.stream, spare);
+            absl::StatusOr<Block> block = heap->AddLarge(plan, spare);
             if (block.ok()) TrimDetours(heap, /*all=*/false);
             return block;
           };
@@ -274,7 +277,9 @@ uint64_t DeviceAllocator::Impl::SparePages(const OwnerHeap& heap,
   if (pages == 0) return 0;
   const DeviceMemoryStatistics pool = memory_->GetStatistics();
   const uint64_t page = pool.page_size.value();
-  const uint64_t spare = heap.accounts().mapped_bytes / page / kPagesPerSpare;
+  const uint64_t spare =
+      std::min(heap.detours_since_growth(),
+               heap.accounts().mapped_bytes / page / kPagesPerSpare);
   const uint64_t room = (pool.growable.value() + pool.cached.value()) / page;
   // Only where there is plenty.
   return room / 2 > pages + spare ? spare : 0;
@@ -315,8 +320,7 @@ std::optional<Block> DeviceAllocator::Impl::TakeOrMap(OwnerHeap* heap,
     return heap->TakeLarge(bytes, request.alignment, request.stream,
                            /*tidily=*/false);
   }
-  const absl::StatusOr<Block> block = heap->AddLarge(
-      bytes, request.alignment, request.stream, /*spare_pages=*/0);
+  const absl::StatusOr<Block> block = heap->UsePlan(plan);
   if (!block.ok()) return std::nullopt;
   TrimDetours(heap, /*all=*/false);
   return *block;

@@ -352,6 +352,7 @@ Detour* Arena::FindDetour(uint64_t bytes, uint64_t excess, Bytes alignment,
 
 void Arena::TakeDetour(Detour* detour) {
   idle_detours_.erase(detour);
+  idle_by_number_.erase(detour->number);
   idle_detour_pages_ -= detour->range->pages().value();
   detour->idle = false;
 }
@@ -361,6 +362,7 @@ void Arena::LeaveDetour(Detour* detour, StreamId stream) {
   detour->last_stream = stream;
   detour->number = ++detours_left_;
   idle_detours_.insert(detour);
+  idle_by_number_.emplace_hint(idle_by_number_.end(), detour->number, detour);
   idle_detour_pages_ += detour->range->pages().value();
   spans_->Publish(detour->range->address(), detour->range->pages(), marker_);
 }
@@ -392,14 +394,10 @@ void Arena::DropDetoursOver(const Piece& pages, const Fence& fence) {
 uint64_t Arena::TrimDetours(uint64_t keep,
                             absl::FunctionRef<bool(StreamId)> may_record) {
   if (idle_detour_pages_ <= keep) return 0;
-  std::vector<Detour*> oldest(idle_detours_.begin(), idle_detours_.end());
-  std::sort(oldest.begin(), oldest.end(), [](const Detour* a, const Detour* b) {
-    return a->number < b->number;
-  });
   std::vector<Detour*> dropped;
   std::vector<StreamId> streams;
   uint64_t left = idle_detour_pages_;
-  for (Detour* const detour : oldest) {
+  for (const auto& [number, detour] : idle_by_number_) {
     if (left <= keep) break;
     const StreamId stream = detour->last_stream;
     if (stream != StreamId()) {
@@ -490,7 +488,8 @@ absl::Status Arena::CheckInvariants(uint64_t cooling_runs,
     }
     if (detour->idle) idle_detour_pages += detour->range->pages().value();
   }
-  if (idle_detour_pages != idle_detour_pages_) {
+  if (idle_detour_pages != idle_detour_pages_ ||
+      idle_by_number_.size() != idle_detours_.size()) {
     return absl::InternalError("pages under idle detours miscounted");
   }
   return absl::OkStatus();

@@ -34,6 +34,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
@@ -234,6 +235,7 @@ class Arena {
     }
   };
   absl::btree_set<Detour*, ByBytesThenNumber> idle_detours_;
+  absl::btree_map<uint64_t, Detour*> idle_by_number_;
   uint64_t idle_detour_pages_ = 0;
   uint64_t detours_left_ = 0;  // ever
 };

@@ -72,7 +72,7 @@ OwnerHeap::FreeLists::const_iterator OwnerHeap::FreeListPosition(
       [](const auto& list, StreamId id) { return list->stream() < id; });
 }
 
-StreamFreeList* OwnerHeap::FindFreeList(StreamId stream) {
+StreamFreeList* OwnerHeap::FindFreeList(StreamId stream) const {
   if (recent_list_ != nullptr && recent_list_->stream() == stream) {
     return recent_list_;
   }

@@ -80,6 +80,9 @@ struct AllocationCounters {
 
 // How a large request would be served.
 struct LargePlan {
+  uint64_t bytes = 0;
+  Bytes alignment;
+  StreamId stream;
   // Bytes that are there, in the order in which they would be mapped.
   Pieces pieces;
   // Pages that have to be made first, and where, if that is not all the same.
@@ -132,7 +135,7 @@ class OwnerHeap {
   // Those that may still be using what nobody holds.
   void AppendStreams(std::vector<StreamId>* streams) const;
   // Null where nothing that was freed on the stream is cooling.
-  StreamFreeList* FindFreeList(StreamId stream);
+  StreamFreeList* FindFreeList(StreamId stream) const;
   StreamFreeList* MakeFreeList(StreamId stream);
 
   // ---- Taking: the block is held ----
@@ -169,12 +172,16 @@ class OwnerHeap {
                                  StreamId stream, bool tidily);
   // Whether much lies unused in pages of which a part is in use.
   bool IsUntidy() const;
-  // How AddLarge would do it now.
+  // How UsePlan and AddLarge would do it now.
   LargePlan PlanLarge(uint64_t bytes, Bytes alignment, StreamId stream) const;
-  // Makes what is missing, and `spare_pages` besides where anything is, from
-  // prepared pages only.
-  absl::StatusOr<Block> AddLarge(uint64_t bytes, Bytes alignment,
-                                 StreamId stream, uint64_t spare_pages);
+  // REQUIRES: the plan needs no new page, and the heap is as it was planned
+  // for.
+  absl::StatusOr<Block> UsePlan(const LargePlan& plan);
+  // The same for any plan. Makes what is missing, and `spare_pages` besides
+  // where anything is, from prepared pages only.
+  absl::StatusOr<Block> AddLarge(const LargePlan& plan, uint64_t spare_pages);
+  // Detours that were made since pages were, for want of these.
+  uint64_t detours_since_growth() const { return detours_since_growth_; }
   // The live large allocation that contains the address; null where there is
   // none.
   Span* FindLarge(DeviceAddress address) const;
@@ -331,7 +338,6 @@ class OwnerHeap {
   }
 
   // ---- owner_heap_large.cc ----
-  StreamFreeList* FindFreeListOf(StreamId stream) const;
   // Whether nobody holds the bytes, and work on the list's stream may have
   // them.
   bool IsUsable(const Piece& piece, const StreamFreeList* list) const;
@@ -433,7 +439,7 @@ class OwnerHeap {
   std::vector<ClassState> states_;          // by size class
   absl::btree_map<uint64_t, Span*> large_;  // by address
   FreeLists free_lists_;
-  StreamFreeList* recent_list_ = nullptr;
+  mutable StreamFreeList* recent_list_ = nullptr;  // that FindFreeList found
 
   uint64_t span_bytes_ = 0;     // capacity of spans
   uint64_t free_bytes_ = 0;     // of slots
@@ -442,6 +448,7 @@ class OwnerHeap {
   uint64_t slab_slack_bytes_ = 0;
   uint64_t slabs_ = 0;
   uint64_t slabs_made_ = 0;  // ever
+  uint64_t detours_since_growth_ = 0;
 };
 
 }  // namespace quire

@@ -70,13 +70,12 @@ struct Offer {
 };
 
 std::optional<Offer> OfferOf(const Piece& run, uint64_t page_bytes) {
-  const uint64_t first = (run.begin + page_bytes - 1) / page_bytes * page_bytes;
-  const uint64_t last = run.end() / page_bytes * page_bytes;
+  const Piece whole = WholePages(run, page_bytes);
   // Within a page, without a border.
-  if (last < first) return std::nullopt;
-  return Offer{{run.begin, first - run.begin},
-               {first, last - first},
-               {last, run.end() - last}};
+  if (whole.begin > run.end()) return std::nullopt;
+  return Offer{{run.begin, whole.begin - run.begin},
+               whole,
+               {whole.end(), run.end() - whole.end()}};
 }
 
 }  // namespace
@@ -140,16 +139,35 @@ Span* OwnerHeap::FindLarge(DeviceAddress address) const {
   return address.value() - span->base < span->slot_size ? span : nullptr;
 }
 
-// Best fit, as for runs of one kind.
+// Best fit, as for runs of one kind. Only runs of both kinds that touch can be
+// longer than those that were looked at, so the set with fewer is gone through.
 std::optional<uint64_t> OwnerHeap::FindJoined(
     uint64_t bytes, Bytes alignment, const StreamFreeList& list) const {
+  const RunSet& free = arena_.free_runs();
+  const RunSet& own = list.runs();
+  const bool fewer_free = free.size() < own.size();
+  const RunSet& few = fewer_free ? free : own;
+  const RunSet& many = fewer_free ? own : free;
   std::optional<uint64_t> found;
   uint64_t least = UINT64_MAX;
-  for (const Piece& run : JoinRuns(arena_.free_runs(), &list)) {
-    const uint64_t begin = AlignUp(run.begin, alignment);
-    if (begin + bytes > run.end() || run.length >= least) continue;
-    least = run.length;
-    found = begin;
+  uint64_t end = 0;  // of the last that was looked at
+  for (const auto& [few_begin, few_run] : few.runs()) {
+    if (few_begin < end) continue;
+    uint64_t begin = few_begin;
+    // What touches it in front is of the other kind, and what would touch that
+    // was looked at before.
+    if (const auto before = many.FindAround(begin - 1, 1))
+      begin = before->begin;
+    end = few_run.end();
+    const RunSet* next = &many;
+    while (const auto behind = next->FindAround(end, 1)) {
+      end = behind->end();
+      next = next == &many ? &few : &many;
+    }
+    const uint64_t aligned = AlignUp(begin, alignment);
+    if (aligned + bytes > end || end - begin >= least) continue;
+    least = end - begin;
+    found = aligned;
   }
   return found;
 }
@@ -225,6 +243,7 @@ LargePlan OwnerHeap::PlanDetour(uint64_t bytes, Bytes alignment,
     const uint64_t rest = bytes - first.length;
     const uint64_t end = rest % page_bytes_;
     Cost cost = {rest / page_bytes_, 0, first.length > 0 ? -1 : 0};
+    if (least && *least <= cost) return;
     Piece last;
     if (end > 0) {
       const auto room = std::lower_bound(behind.begin(), behind.end(),
@@ -251,6 +270,8 @@ LargePlan OwnerHeap::PlanDetour(uint64_t bytes, Bytes alignment,
   }
 
   LargePlan plan;
+  plan.bytes = bytes;
+  plan.alignment = alignment;
   const uint64_t there = whole / page_bytes_;
   plan.new_pages = pages - std::min(pages, there);
   plan.addresses =
@@ -268,16 +289,17 @@ LargePlan OwnerHeap::PlanDetour(uint64_t bytes, Bytes alignment,
     }
   };
   add(head);
-  // As few as possible, and first the ones behind the head: they continue it.
-  std::sort(pages_of_runs.begin(), pages_of_runs.end(),
-            [&head](const Piece& a, const Piece& b) {
-              const bool continues = a.begin == head.end();
-              if (continues != (b.begin == head.end())) return continues;
-              return a.length > b.length;
-            });
-  for (const Piece& run : pages_of_runs) {
-    if (left == 0) break;
-    add(run);
+  // As few as possible, the lowest first among equals; but first of all the
+  // ones behind the head, which they continue.
+  const auto later = [&head](const Piece& a, const Piece& b) {
+    const bool continues = b.begin == head.end();
+    if (continues != (a.begin == head.end())) return continues;
+    return a.length != b.length ? a.length < b.length : a.begin > b.begin;
+  };
+  std::make_heap(pages_of_runs.begin(), pages_of_runs.end(), later);
+  for (auto end = pages_of_runs.end(); left > 0; --end) {
+    std::pop_heap(pages_of_runs.begin(), end, later);
+    add(*std::prev(end));
   }
   left = tail.length;
   add(tail);
@@ -315,8 +337,9 @@ std::optional<uint64_t> OwnerHeap::FindExtension(
 
 LargePlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment,
                                StreamId stream) const {
-  const StreamFreeList* const list = FindFreeListOf(stream);
+  const StreamFreeList* const list = FindFreeList(stream);
   LargePlan plan = PlanDetour(bytes, alignment, list);
+  plan.stream = stream;
   if (plan.new_pages > 0) {
     plan.grow_at =
         FindExtension(bytes, plan.new_pages, alignment, list).value_or(0);
@@ -326,43 +349,41 @@ LargePlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment,
   return plan;
 }
 
-absl::StatusOr<Block> OwnerHeap::AddLarge(uint64_t bytes, Bytes alignment,
-                                          StreamId stream,
+absl::StatusOr<Block> OwnerHeap::AddLarge(const LargePlan& plan,
                                           uint64_t spare_pages) {
-  LargePlan plan = PlanLarge(bytes, alignment, stream);
-  if (plan.new_pages > 0) {
-    const uint64_t pages = plan.new_pages + spare_pages;
-    if (!arena_.CanGrowAt(plan.grow_at, pages)) plan.grow_at = 0;
-    QUIRE_RETURN_IF_ERROR(arena_.Grow(pages, alignment, plan.grow_at).status());
-    total_->UpdatePeak();
-    if (const auto block =
-            TakeLarge(bytes, alignment, stream, /*tidily=*/false)) {
-      return *block;
-    }
-    plan = PlanLarge(bytes, alignment, stream);
-    // Where the pages did not come to lie as planned: there are more now.
-    if (plan.new_pages > 0) {
-      return absl::AbortedError("new pages lie apart from the old ones");
-    }
+  if (plan.new_pages == 0) return UsePlan(plan);
+  const uint64_t pages = plan.new_pages + spare_pages;
+  const uint64_t grow_at =
+      arena_.CanGrowAt(plan.grow_at, pages) ? plan.grow_at : 0;
+  QUIRE_RETURN_IF_ERROR(arena_.Grow(pages, plan.alignment, grow_at).status());
+  total_->UpdatePeak();
+  detours_since_growth_ = 0;
+  if (const auto block = TakeLarge(plan.bytes, plan.alignment, plan.stream,
+                                   /*tidily=*/false)) {
+    return *block;
   }
-  StreamFreeList* const list = FindFreeList(stream);
+  const LargePlan now = PlanLarge(plan.bytes, plan.alignment, plan.stream);
+  // Where the pages did not come to lie as planned: there are more now.
+  if (now.new_pages > 0) {
+    return absl::AbortedError("new pages lie apart from the old ones");
+  }
+  return UsePlan(now);
+}
+
+absl::StatusOr<Block> OwnerHeap::UsePlan(const LargePlan& plan) {
+  StreamFreeList* const list = FindFreeList(plan.stream);
   // The detour first: where the driver refuses it, nothing was taken.
   Detour* detour = nullptr;
   uint64_t base = plan.pieces.front().begin;
-  if (plan.pieces.size() > 1 || base % alignment.value() != 0) {
-    QUIRE_ASSIGN_OR_RETURN(detour, arena_.MakeDetour(plan.pieces, alignment));
+  if (plan.pieces.size() > 1 || base % plan.alignment.value() != 0) {
+    QUIRE_ASSIGN_OR_RETURN(detour,
+                           arena_.MakeDetour(plan.pieces, plan.alignment));
     base = detour->base;
+    ++detours_since_growth_;
   }
   bool inherits = false;
   for (const Piece& piece : plan.pieces) inherits |= TakeBytes(piece, list);
-  return MakeLarge(base, bytes, std::move(plan.pieces), detour, inherits);
-}
-
-StreamFreeList* OwnerHeap::FindFreeListOf(StreamId stream) const {
-  const auto position = FreeListPosition(stream);
-  return position == free_lists_.end() || (*position)->stream() != stream
-             ? nullptr
-             : position->get();
+  return MakeLarge(base, plan.bytes, plan.pieces, detour, inherits);
 }
 
 uint64_t OwnerHeap::TrimDetours(bool all,
