@@ -10,25 +10,25 @@
 namespace quire {
 namespace {
 
-constexpr size_t kReasonLimit = 160;
-
-// nlohmann's message without its identifiers and positions, which count the
-// characters that JsonInput delivers, not those of the file:
-// "syntax error while parsing value - invalid literal".
-std::string Reason(std::string_view what) {
-  const size_t begin = what.find("syntax error");
-  if (begin == std::string_view::npos) return "syntax error";
-  what.remove_prefix(begin);
-  return Printable(what.substr(0, what.find("; last read")), kReasonLimit);
-}
+constexpr size_t kProblemLimit = 160;
 
 }  // namespace
+
+std::string JsonSyntaxProblem(std::string_view message) {
+  // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax
+  // error while parsing value - invalid literal; last read: 'nul '"
+  const size_t begin = message.find("syntax error");
+  if (begin == std::string_view::npos) return "syntax error";
+  message.remove_prefix(begin);
+  return Printable(message.substr(0, message.find("; last read")),
+                   kProblemLimit);
+}
 
 bool JsonHandler::parse_error(std::size_t position,
                               const std::string& last_token,
                               const nlohmann::json::exception& exception) {
   syntax_error_ = true;
-  return Fail(Reason(exception.what()));
+  return Fail(JsonSyntaxProblem(exception.what()));
 }
 
 absl::Status ParseJson(const RandomAccessFile& file, uint64_t begin,

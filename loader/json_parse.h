@@ -11,16 +11,14 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "loader/random_access_file.h"
+#include "quire/loader/json_text.h"
 
 namespace quire {
-
-// What no file of ours needs to exceed; serde_json, which safetensors uses, has
-// the same limit.
-inline constexpr int kMaxJsonDepth = 128;
 
 // Base of all handlers. Events return Fail(...) to stop the parser.
 class JsonHandler : public nlohmann::json_sax<nlohmann::json> {
@@ -49,6 +47,10 @@ class JsonHandler : public nlohmann::json_sax<nlohmann::json> {
 // where the syntax is wrong.
 absl::Status ParseJson(const RandomAccessFile& file, uint64_t begin,
                        uint64_t size, JsonHandler* handler);
+
+// What is wrong, of a message of nlohmann's parser: without its identifiers and
+// positions.
+std::string JsonSyntaxProblem(std::string_view message);
 
 }  // namespace quire
 

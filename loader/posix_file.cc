@@ -11,6 +11,7 @@
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/units.h"
 #include "quire/loader/quote.h"
+#include "quire/loader/regular_file.h"
 
 namespace quire {
 namespace {
@@ -34,25 +35,13 @@ bool SameTime(const struct timespec& a, const struct timespec& b) {
 
 absl::StatusOr<std::unique_ptr<PosixFile>> PosixFile::Open(
     const std::string& path) {
-  // O_NONBLOCK: opening a pipe without a writer would wait for one for ever.
-  int fd = -1;
-  do {
-    fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  } while (fd < 0 && errno == EINTR);
-  if (fd < 0)
-    return absl::ErrnoToStatus(errno,
-                               absl::StrCat(Printable(path), ": cannot open"));
+  QUIRE_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path));
   struct stat opened_as;
   if (fstat(fd, &opened_as) != 0) {
     const int error = errno;
     close(fd);
     return absl::ErrnoToStatus(
         error, absl::StrCat(Printable(path), ": cannot read its size"));
-  }
-  if (!S_ISREG(opened_as.st_mode)) {
-    close(fd);
-    return absl::InvalidArgumentError(
-        absl::StrCat(Printable(path), " is not a regular file"));
   }
   return std::unique_ptr<PosixFile>(new PosixFile(path, fd, opened_as));
 }
