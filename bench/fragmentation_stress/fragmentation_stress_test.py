@@ -10,7 +10,7 @@ import unittest
 PROGRAM = sys.argv.pop(1)
 KEYS = {"policy", "peak_requested", "peak_reserved", "ratio", "oom",
         "driver_calls", "virtual_ms", "validated", "rank", "first_oom",
-        "largest_allocatable", "steady_state"}
+        "largest_allocatable", "steady_state", "survived", "settings"}
 
 
 def run(*arguments):
@@ -45,6 +45,15 @@ class FragmentationStressTest(unittest.TestCase):
             self.assertEqual(o["peak_requested"], 67108864 + 4096)
             self.assertFalse(o["oom"])
             self.assertEqual(len(o["timeline"]), 3)
+            self.assertTrue(o["survived"])
+            self.assertEqual(o["settings"], {
+                "trace": trace, "policy": o["policy"], "repeat": 2,
+                "device_memory": 1 << 30, "timeline": 3, "page_maps": 0,
+                "driver_costs": "A100"})
+            for look in o["timeline"]:
+                self.assertLessEqual(
+                    look["requested"] + look["largest_allocatable"], 1 << 30)
+                self.assertLessEqual(look["driver_calls"], o["driver_calls"])
             self.assertGreaterEqual(o["driver_calls"],
                                     o["steady_state"]["driver_calls"])
         # 64 MiB, and a segment of 2 MiB.
@@ -96,6 +105,11 @@ class FragmentationStressTest(unittest.TestCase):
                      "256MiB", "--policies", "pytorch", "--json")
         first, again, other = (run(*arguments, "--seed", seed).stdout
                                for seed in ("7", "7", "8"))
+
+        settings = json.loads(first)[1]["settings"]
+        self.assertEqual((settings["load"], settings["seed"],
+                          settings["events"], settings["live"]),
+                         ("sawtooth", 7, 3000, 256 << 20))
 
         def reserved(text):
             return [o["peak_reserved"] for o in json.loads(text)]

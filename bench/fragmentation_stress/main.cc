@@ -50,6 +50,7 @@ struct Options {
 
 struct NamedTrace {
   std::string name;
+  nlohmann::json settings;  // what it is read or made from
   AllocationTrace trace;
 };
 
@@ -76,7 +77,7 @@ absl::StatusOr<NamedTrace> ReadTrace(const std::string& path) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": ", std::string(trace.status().message())));
   }
-  return NamedTrace{path, *std::move(trace)};
+  return NamedTrace{path, {{"trace", path}}, *std::move(trace)};
 }
 
 absl::StatusOr<NamedTrace> MakeTrace(const Options& options, Bytes live,
@@ -85,6 +86,10 @@ absl::StatusOr<NamedTrace> MakeTrace(const Options& options, Bytes live,
                          MakeLoad(load, {options.seed, options.events, live}));
   return NamedTrace{absl::StrCat(load, ", seed ", options.seed, ", ",
                                  FormatBytes(live), " live"),
+                    {{"load", load},
+                     {"seed", options.seed},
+                     {"events", options.events},
+                     {"live", live.value()}},
                     std::move(trace)};
 }
 
@@ -110,13 +115,27 @@ absl::StatusOr<StressRun> RunOne(const Options& options, Bytes device_memory,
   run.device_memory = device_memory;
   run.events = trace.trace.events.size();
   run.iterations = options.repeat;
+  run.settings = trace.settings;
+  run.settings.update({{"policy", spec.text},
+                       {"device_memory", device_memory.value()},
+                       {"repeat", options.repeat},
+                       {"timeline", options.timeline},
+                       {"page_maps", options.page_maps},
+                       {"driver_costs", "A100"}});
   run.asked = SummarizeAllocationTrace(trace.trace);
   // Where the peak is, only a replay knows: that it comes out the same the
   // second time is what simulation is for.
   if (replay.page_map_points > 0) {
-    QUIRE_ASSIGN_OR_RETURN(
-        const PolicyReplayResult first,
-        Replay(device_memory, trace.trace, spec, PolicyReplayOptions()));
+    PolicyReplayOptions looking;
+    looking.progress = [&](uint64_t done, uint64_t all) {
+      replay.progress(done, all * (1 + replay.iterations));
+    };
+    QUIRE_ASSIGN_OR_RETURN(const PolicyReplayResult first,
+                           Replay(device_memory, trace.trace, spec, looking));
+    replay.progress = [played = run.events, progress = replay.progress](
+                          uint64_t done, uint64_t all) {
+      progress(played + done, played + all);
+    };
     replay.page_map_event = first.at_peak_requested.event;
   }
   QUIRE_ASSIGN_OR_RETURN(run.result,

@@ -54,6 +54,13 @@ json CostToJson(const PolicyCost& cost) {
           {"virtual_ms", Milliseconds(cost.virtual_nanoseconds)}};
 }
 
+json LookToJson(const PolicyLook& look) {
+  json result = MomentToJson(look.moment);
+  result["largest_allocatable"] = look.largest.value();
+  result.update(CostToJson(look.cost));
+  return result;
+}
+
 json RunToJson(const StressRun& run, std::optional<int> rank) {
   const PolicyReplayResult& result = run.result;
   json object = {
@@ -70,6 +77,7 @@ json RunToJson(const StressRun& run, std::optional<int> rank) {
       {"peak_mapped", result.peak_mapped.value()},
       {"peak_reserved", result.peak_reserved.value()},
       {"ratio", result.ratio()},
+      {"survived", run.survived()},
       {"oom", !run.survived()},
       {"oom_count", result.failures},
       {"first_oom", result.first_failure
@@ -87,11 +95,12 @@ json RunToJson(const StressRun& run, std::optional<int> rank) {
       {"at_peak_requested", MomentToJson(result.at_peak_requested)},
       {"at_end", MomentToJson(result.at_end)},
       {"largest_allocatable", result.largest_at_end.value()},
-      {"seconds", result.seconds}};
+      {"seconds", result.seconds},
+      {"settings", run.settings}};
   if (!result.timeline.empty()) {
     json& timeline = object["timeline"] = json::array();
-    for (const PolicyMoment& moment : result.timeline) {
-      timeline.push_back(MomentToJson(moment));
+    for (const PolicyLook& look : result.timeline) {
+      timeline.push_back(LookToJson(look));
     }
   }
   if (!result.page_maps.empty()) object["page_map"] = PageMapsToJson(run);

@@ -26,6 +26,7 @@ struct StressRun {
   uint64_t iterations = 1;
   AllocationTraceSummary asked;  // by the trace, of any allocator
   PolicyReplayResult result;
+  nlohmann::json settings;  // all that decides the figures
   // Where memory ran out: what came before, in words.
   WorkloadOrder before_failure;
 

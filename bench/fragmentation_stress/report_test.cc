@@ -24,7 +24,7 @@ StressRun MakeRun(const char* policy, uint64_t reserved, uint64_t failures) {
 TEST(StressReportTest, RanksSurvivorsFirstAndTheUnvalidatedNot) {
   const std::vector<StressRun> runs = {
       MakeRun("quire", 1100, 0), MakeRun("pytorch", 1000, 1),
-      MakeRun("cudamalloc", 1000, 0), MakeRun("bfc", 1100, 0),
+      MakeRun("cuda-pool", 1000, 0), MakeRun("bfc", 1100, 0),
       MakeRun("rmm-pool", 1200, 0)};
   EXPECT_EQ(RankRuns(runs),
             (std::vector<std::optional<int>>{1, 4, std::nullopt, 1, 3}));
@@ -39,7 +39,7 @@ TEST(StressReportTest, RanksEachTraceOnItsOwn) {
 
 TEST(StressReportTest, JsonHasOneObjectPerRun) {
   std::vector<StressRun> runs = {MakeRun("quire", 1100, 0),
-                                 MakeRun("cudamalloc", 1, 2)};
+                                 MakeRun("cuda-pool", 1, 2)};
   runs[0].result.total = {17, 2500000};
   PolicyFailure failure;
   failure.size = Bytes(5);
@@ -70,11 +70,11 @@ TEST(StressReportTest, JsonHasOneObjectPerRun) {
 TEST(StressReportTest, TableNamesSurvivorsAndWinners) {
   std::vector<StressRun> runs = {
       MakeRun("quire", 1100, 0), MakeRun("bfc", 1000, 1),
-      MakeRun("pytorch", 1200, 0), MakeRun("cudamalloc", 900, 0)};
+      MakeRun("pytorch", 1200, 0), MakeRun("gmlake", 900, 0)};
   runs[0].result.total = {20, 3000};
   runs[2].result.total = {10, 3000};
   const std::string table = ToTable(runs, RankRuns(runs));
-  EXPECT_NE(table.find("survivors: quire, pytorch, cudamalloc\n"
+  EXPECT_NE(table.find("survivors: quire, pytorch, gmlake\n"
                        "least reserved: quire; fewest driver calls: pytorch; "
                        "least virtual time: quire, pytorch\n"),
             table.npos)

@@ -27,7 +27,7 @@ class PolicyReplay {
 
   absl::StatusOr<PolicyReplayResult> Run() {
     QUIRE_RETURN_IF_ERROR(CreateStreams());
-    const PolicyCost start = Cost();
+    start_ = Cost();
     const std::clock_t clock = std::clock();
     for (uint64_t i = 0; i < options_.iterations; ++i) {
       const PolicyCost before = Cost();
@@ -35,7 +35,7 @@ class PolicyReplay {
       result_.last_iteration = Since(before);
       if (i == 0) result_.first_iteration = result_.last_iteration;
     }
-    result_.total = Since(start);
+    result_.total = Since(start_);
     result_.seconds =
         static_cast<double>(std::clock() - clock) / CLOCKS_PER_SEC;
     return std::move(result_);
@@ -77,8 +77,7 @@ class PolicyReplay {
     if (iteration == 0) {
       result_.at_end = Now();
       if (options_.page_map_points > 0) result_.page_map_at_end = MapPagesNow();
-      result_.largest_at_end = policy_->CalculateLargest(
-          streams_.empty() ? StreamId() : streams_.begin()->second);
+      result_.largest_at_end = CalculateLargest();
     }
     return options_.iterations > 1 ? FreeWhatIsLeft() : absl::OkStatus();
   }
@@ -86,7 +85,7 @@ class PolicyReplay {
   // After each event of the first iteration.
   void Look() {
     if (Due(result_.timeline.size(), options_.timeline_points)) {
-      result_.timeline.push_back(Now());
+      result_.timeline.push_back({Now(), CalculateLargest(), Since(start_)});
     }
     if (Due(result_.page_maps.size(), options_.page_map_points)) {
       result_.page_maps.push_back(MapPagesNow());
@@ -193,6 +192,12 @@ class PolicyReplay {
     return absl::OkStatus();
   }
 
+  // On the trace's first stream.
+  Bytes CalculateLargest() const {
+    if (trace_.events.empty()) return policy_->CalculateLargest(StreamId());
+    return policy_->CalculateLargest(streams_.at(trace_.events.front().stream));
+  }
+
   PolicyMoment Now() const {
     return {event_, Bytes(requested_), policy_->GetUse()};
   }
@@ -214,6 +219,7 @@ class PolicyReplay {
   absl::flat_hash_map<uint64_t, Held> held_;
   uint64_t requested_ = 0;
   uint64_t event_ = 0;
+  PolicyCost start_;
   PolicyReplayResult result_;
 };
 

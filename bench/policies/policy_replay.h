@@ -41,6 +41,12 @@ struct PolicyReplayOptions {
   std::function<void(uint64_t done, uint64_t total)> progress;
 };
 
+// Driver calls, cudaMalloc one each, and what they cost on the virtual clock.
+struct PolicyCost {
+  uint64_t driver_calls = 0;
+  uint64_t virtual_nanoseconds = 0;
+};
+
 // What was true at one moment.
 struct PolicyMoment {
   uint64_t event = 0;  // of the trace, counted from 0
@@ -51,6 +57,13 @@ struct PolicyMoment {
   double internal_fragmentation() const;
   // (reserved - allocated) / reserved: taken from the driver and not in use.
   double external_fragmentation() const;
+};
+
+// A look at the memory over time.
+struct PolicyLook {
+  PolicyMoment moment;
+  Bytes largest;    // what one request could have had
+  PolicyCost cost;  // so far
 };
 
 // How full each page was then.
@@ -70,12 +83,6 @@ struct PolicyFailure {
   std::string message;  // of the policy
 };
 
-// Driver calls, cudaMalloc one each, and what they cost on the virtual clock.
-struct PolicyCost {
-  uint64_t driver_calls = 0;
-  uint64_t virtual_nanoseconds = 0;
-};
-
 struct PolicyReplayResult {
   uint64_t allocations = 0;  // that were served
   uint64_t frees = 0;
@@ -89,7 +96,7 @@ struct PolicyReplayResult {
   PolicyMoment at_peak_requested;
   PolicyMoment at_end;  // of the first iteration, before anything is freed
   Bytes largest_at_end;
-  std::vector<PolicyMoment> timeline;
+  std::vector<PolicyLook> timeline;
   std::vector<PolicyPageMap> page_maps;
   std::optional<PolicyPageMap> page_map_at_event;
   std::optional<PolicyPageMap> page_map_at_end;

@@ -48,9 +48,9 @@ TEST_F(PolicyReplayTest, AddsUpWhatIsLive) {
   EXPECT_EQ(result->total.driver_calls, 4u);  // three cudaMalloc, one cudaFree
   EXPECT_FALSE(result->first_failure);
   ASSERT_EQ(result->timeline.size(), 2u);
-  EXPECT_EQ(result->timeline[0].event, 2u);
-  EXPECT_EQ(result->timeline[0].requested, MiB(7));
-  EXPECT_EQ(result->timeline[1].requested, MiB(5));
+  EXPECT_EQ(result->timeline[0].moment.event, 2u);
+  EXPECT_EQ(result->timeline[0].moment.requested, MiB(7));
+  EXPECT_EQ(result->timeline[1].moment.requested, MiB(5));
 }
 
 TEST_F(PolicyReplayTest, TellsCapacityFromFragmentation) {
