@@ -82,6 +82,25 @@ absl::Status NotAllocated(const char* policy, DeviceAddress address) {
                       address.value()));
 }
 
+void FreeBlocks::Insert(PoolBlock* block) {
+  const Entry entry = EntryOf(block);
+  set_.insert(entry);
+  if (MayGoBack(block)) spare_.insert(entry);
+}
+
+void FreeBlocks::Erase(PoolBlock* block) {
+  const Entry entry = EntryOf(block);
+  set_.erase(entry);
+  // Few blocks are whole segments when they go.
+  if (MayGoBack(block)) spare_.erase(entry);
+}
+
+std::vector<PoolBlock*> FreeBlocks::Spare() const {
+  std::vector<PoolBlock*> blocks;
+  for (const Entry& entry : spare_) blocks.push_back(entry.block);
+  return blocks;
+}
+
 PoolBlock* FreeBlocks::BestFit(uint64_t stream, uint64_t size) const {
   const auto found = LowerBound(stream, size);
   if (found == set_.end() || found->stream != stream) return nullptr;

@@ -39,9 +39,14 @@ struct PoolBlock {
   uint64_t end() const { return address + size; }
 };
 
-// Free blocks in order of stream, size and address.
+// Free blocks in order of stream, size and address, and among them those that
+// may go back to the driver, which are found without the others.
 class FreeBlocks {
  public:
+  // May go back: blocks that are all of their segment; with a `granule`, those
+  // of so many bytes or more, which may hold a whole one.
+  explicit FreeBlocks(uint64_t granule = 0) : granule_(granule) {}
+
   struct Entry {
     uint64_t stream;
     uint64_t size;
@@ -52,13 +57,15 @@ class FreeBlocks {
   using Set = absl::btree_set<Entry>;
   using const_iterator = Set::const_iterator;
 
-  void Insert(PoolBlock* block) { set_.insert(EntryOf(block)); }
+  void Insert(PoolBlock* block);
   // REQUIRES: the block is as it was when it was inserted.
-  void Erase(PoolBlock* block) { set_.erase(EntryOf(block)); }
+  void Erase(PoolBlock* block);
 
   const_iterator begin() const { return set_.begin(); }
   const_iterator end() const { return set_.end(); }
   bool empty() const { return set_.empty(); }
+  // What may go back, in the same order.
+  std::vector<PoolBlock*> Spare() const;
   // The smallest of `stream` with `size` bytes or more, or what comes after.
   const_iterator LowerBound(uint64_t stream, uint64_t size) const {
     return set_.lower_bound({stream, size, 0, nullptr});
@@ -72,7 +79,13 @@ class FreeBlocks {
   static Entry EntryOf(PoolBlock* block) {
     return {block->stream, block->size, block->address, block};
   }
+  bool MayGoBack(const PoolBlock* block) const {
+    return granule_ == 0 ? block->whole() : block->size >= granule_;
+  }
+
+  uint64_t granule_;
   Set set_;
+  Set spare_;
 };
 
 class BlockStore {

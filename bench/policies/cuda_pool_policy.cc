@@ -1,7 +1,6 @@
 #include "bench/policies/cuda_pool_policy.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "quire/alloc/status_macros.h"
@@ -74,11 +73,7 @@ absl::Status CudaPoolPolicy::Free(DeviceAddress address, StreamId /*stream*/) {
 
 absl::Status CudaPoolPolicy::Release(Bytes keep) {
   if (device_->malloc_bytes() <= keep) return absl::OkStatus();
-  std::vector<PoolBlock*> unused;
-  for (const FreeBlocks::Entry& entry : free_) {
-    if (entry.block->whole()) unused.push_back(entry.block);
-  }
-  for (PoolBlock* const block : unused) {
+  for (PoolBlock* const block : free_.Spare()) {
     if (device_->malloc_bytes() <= keep) break;
     const DeviceAddress address(block->address);
     free_.Erase(block);
@@ -95,9 +90,7 @@ PolicyUse CudaPoolPolicy::GetUse() const {
 Bytes CudaPoolPolicy::CalculateLargest(StreamId /*stream*/) const {
   uint64_t unused =
       SaturatingSubtract(device_->memory(), device_->malloc_bytes()).value();
-  for (const FreeBlocks::Entry& entry : free_) {
-    if (entry.block->whole()) unused += entry.size;
-  }
+  for (const PoolBlock* const block : free_.Spare()) unused += block->size;
   const PoolBlock* const block = free_.Largest(0);
   return Bytes(
       std::max(unused / kGrowth * kGrowth, block == nullptr ? 0 : block->size));

@@ -113,9 +113,9 @@ absl::Status PyTorchPolicy::UnmapBlock(Pool& pool, PoolBlock* block) {
 Bytes PyTorchPolicy::CalculateLargestExpandable() const {
   uint64_t room = SaturatingSubtract(device_->memory().value(), reserved_);
   for (const Pool* const pool : {&large_, &small_}) {
-    for (const FreeBlocks::Entry& entry : pool->free) {
-      room += segments_[entry.block->segment]
-                  .WholeGranules({entry.address, entry.size})
+    for (const PoolBlock* const block : pool->free.Spare()) {
+      room += segments_[block->segment]
+                  .WholeGranules({block->address, block->size})
                   .size;
     }
   }

@@ -223,11 +223,8 @@ absl::Status PyTorchPolicy::CollectGarbage() {
   const auto age = [&](const PoolBlock* block) {
     return static_cast<double>(large_.lookups - block->stamp);
   };
-  for (const FreeBlocks::Entry& entry : large_.free) {
-    if (!entry.block->whole() || options_.expandable_segments) continue;
-    candidates.push_back(entry.block);
-    total_age += age(entry.block);
-  }
+  if (!options_.expandable_segments) candidates = large_.free.Spare();
+  for (const PoolBlock* const block : candidates) total_age += age(block);
   uint64_t reclaimed = 0;
   bool freed = true;
   while (reclaimed < goal && freed && !candidates.empty()) {
@@ -282,16 +279,10 @@ absl::Status PyTorchPolicy::ReleaseCachedBlocks() {
   }
   QUIRE_RETURN_IF_ERROR(ProcessEvents());
   for (Pool* const pool : {&large_, &small_}) {
-    std::vector<PoolBlock*> cached;
-    for (const FreeBlocks::Entry& entry : pool->free) {
-      cached.push_back(entry.block);
-    }
-    for (PoolBlock* const block : cached) {
-      if (options_.expandable_segments) {
-        QUIRE_RETURN_IF_ERROR(UnmapBlock(*pool, block));
-      } else if (block->whole()) {
-        QUIRE_RETURN_IF_ERROR(ReleaseSegment(block));
-      }
+    for (PoolBlock* const block : pool->free.Spare()) {
+      QUIRE_RETURN_IF_ERROR(options_.expandable_segments
+                                ? UnmapBlock(*pool, block)
+                                : ReleaseSegment(block));
     }
   }
   return absl::OkStatus();
@@ -314,9 +305,7 @@ Bytes PyTorchPolicy::CalculateLargest(StreamId stream) const {
   }
   uint64_t released = 0;
   for (const Pool* const pool : {&large_, &small_}) {
-    for (const FreeBlocks::Entry& entry : pool->free) {
-      if (entry.block->whole()) released += entry.size;
-    }
+    for (const PoolBlock* block : pool->free.Spare()) released += block->size;
   }
   const uint64_t segment =
       (SaturatingSubtract(device_->memory().value(), reserved_) + released) /

@@ -52,6 +52,9 @@ class PyTorchPolicy : public AllocatorPolicy {
     small_.small = true;
     small_.granule = uint64_t{2} << 20;
     large_.granule = uint64_t{20} << 20;
+    if (!options.expandable_segments) return;
+    small_.free = FreeBlocks(small_.granule);
+    large_.free = FreeBlocks(large_.granule);
   }
 
   absl::StatusOr<DeviceAddress> Allocate(Bytes size, StreamId stream) override;

@@ -22,6 +22,7 @@ absl::StatusOr<ExpandableSegment::Range> ExpandableSegment::Map(Range range) {
   const uint64_t last =
       PagesFor(Bytes(range.address + range.size - address()), Bytes(granule_))
           .value();
+  if (granules_.size() < last) granules_.resize(last);
   const std::span<PageHandle> granules =
       std::span(granules_).subspan(first, last - first);
   const auto give_up = [&](absl::Status status) {

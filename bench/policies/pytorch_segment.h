@@ -1,5 +1,6 @@
 // A segment of PyTorch's caching allocator that grows: addresses for more than
-// the device has, backed in granules, each one physical allocation.
+// the device has, backed in granules, each one physical allocation. Memory is
+// O(granules up to the last one that was backed).
 
 #ifndef QUIRE_BENCH_POLICIES_PYTORCH_SEGMENT_H_
 #define QUIRE_BENCH_POLICIES_PYTORCH_SEGMENT_H_
@@ -24,7 +25,7 @@ class ExpandableSegment {
                                                   uint64_t granule);
 
   uint64_t address() const { return address_.value(); }
-  uint64_t size() const { return granules_.size() * granule_; }
+  uint64_t size() const { return count_ * granule_; }
 
   // Backs the granules that hold the range, and returns what these are. All or
   // nothing. REQUIRES: none of them is backed. Errors: the driver's.
@@ -37,14 +38,12 @@ class ExpandableSegment {
  private:
   ExpandableSegment(Driver* driver, DeviceAddress address, uint64_t granule,
                     uint64_t count)
-      : driver_(driver),
-        address_(address),
-        granule_(granule),
-        granules_(count) {}
+      : driver_(driver), address_(address), granule_(granule), count_(count) {}
 
   Driver* driver_;
   DeviceAddress address_;
   uint64_t granule_;
+  uint64_t count_;
   std::vector<PageHandle> granules_;
 };
 

@@ -64,8 +64,15 @@ absl::StatusOr<PoolBlock*> RmmPoolPolicy::TakeFreeBlock(uint64_t size,
 absl::StatusOr<PoolBlock*> RmmPoolPolicy::TakeFromOthers(uint64_t size,
                                                          StreamId stream,
                                                          bool merge) {
-  for (const auto& [other, event] : events_) {
-    if (other == stream.value()) continue;
+  // In order of streams, as events are; those without a free block have nothing
+  // to give.
+  uint64_t next = 0;
+  for (auto it = free_.begin(); it != free_.end();
+       it = free_.LowerBound(next, 0)) {
+    const uint64_t other = it->stream;
+    next = other + 1;
+    const auto recorded = events_.find(other);
+    if (other == stream.value() || recorded == events_.end()) continue;
     if (merge) {
       QUIRE_RETURN_IF_ERROR(MergeInto(stream, StreamId(other)));
     }
@@ -73,7 +80,8 @@ absl::StatusOr<PoolBlock*> RmmPoolPolicy::TakeFromOthers(uint64_t size,
         free_.BestFit(merge ? stream.value() : other, size);
     if (block == nullptr) continue;
     if (!merge) {
-      QUIRE_RETURN_IF_ERROR(device_->driver()->WaitEvent(stream, event));
+      QUIRE_RETURN_IF_ERROR(
+          device_->driver()->WaitEvent(stream, recorded->second));
     }
     free_.Erase(block);
     return block;
