@@ -98,20 +98,24 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
   {
     MutexLock lock(&mutex_);
     OwnerHeap* const heap = HeapFor(request);
-    std::optional<Block> block = TakeSlot(heap, size_class, request);
+    const bool for_cache = cache != nullptr && heap == caching_heap;
+    const auto take = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return TakeSlot(heap, size_class, request, for_cache);
+    };
+    std::optional<Block> block = take();
     if (!block) {
       Poll();
-      block = TakeSlot(heap, size_class, request);
+      block = take();
     }
     if (!block) block = heap->TakeSlotOfNewSlab(size_class);
     if (!block && FlushCachesNowAndThen(Bytes(0))) {
       CloseBatches();
       Poll();
-      block = TakeSlot(heap, size_class, request);
+      block = take();
       if (!block) block = heap->TakeSlotOfNewSlab(size_class);
     }
     if (block) {
-      if (cache != nullptr && heap == caching_heap) Refill(cache, size_class);
+      if (for_cache) Refill(cache, size_class, *block);
       return Publish(*block, request);
     }
   }
@@ -192,7 +196,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
 
 std::optional<Block> DeviceAllocator::Impl::TakeSlot(OwnerHeap* heap,
                                                      int size_class,
-                                                     const Request& request) {
+                                                     const Request& request,
+                                                     bool for_cache) {
   StreamFreeList* const list = heap->FindFreeList(request.stream);
   if (list != nullptr) {
     if (const std::optional<Block> block = list->PopSlot(size_class)) {
@@ -203,14 +208,17 @@ std::optional<Block> DeviceAllocator::Impl::TakeSlot(OwnerHeap* heap,
       list->Push(*block);
     }
   }
-  return heap->TakeSlot(size_class, request.alignment);
+  return for_cache ? heap->TakeSlotForCache(size_class)
+                   : heap->TakeSlot(size_class, request.alignment);
 }
 
 std::optional<Block> DeviceAllocator::Impl::TakeAnyRoom(
     OwnerHeap* heap, int least, const Request& request) {
   for (int i = least; i < classes_.count(); ++i) {
     if (slot_sizes_[i] % request.alignment.value() != 0) continue;
-    if (const auto block = TakeSlot(heap, i, request)) return block;
+    if (const auto block = TakeSlot(heap, i, request, /*for_cache=*/false)) {
+      return block;
+    }
   }
   return TakeOrMap(heap, LargeBytes(request.size), request);
 }
@@ -517,25 +525,34 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Publish(
   return block.address();
 }
 
-void DeviceAllocator::Impl::Refill(ThreadCache* cache, int size_class) {
+void DeviceAllocator::Impl::Refill(ThreadCache* cache, int size_class,
+                                   Block held) {
   OwnerHeap* const heap = cache->heap();
   StreamFreeList* const list = heap->FindFreeList(cache->stream());
-  std::optional<Block> taken;
-  for (uint32_t i = cache->RefillCount(size_class, slot_sizes_[size_class]);
-       i > 0; --i) {
-    std::optional<Block> block;
-    if (list != nullptr) block = list->PopSlot(size_class);
-    const bool of_stream = block.has_value();
-    if (of_stream) {
-      heap->Revive(*block);
-    } else {
-      block = taken ? heap->TakeSlotNear(*taken) : heap->TakeSlot(size_class);
-      if (!block) return;
-      taken = block;
-    }
+  const uint64_t slot_size = slot_sizes_[size_class];
+  const auto push = [&](const Block& block, bool of_stream) {
     cache->Push(
-        size_class, slot_sizes_[size_class],
-        {&block->record(), block->address().value() | (of_stream ? 0 : 1)});
+        size_class, slot_size,
+        {&block.record(), block.address().value() | (of_stream ? 0 : 1)});
+  };
+  std::optional<Block> taken = held;
+  for (uint32_t i = cache->RefillCount(size_class, slot_size); i > 0; --i) {
+    if (list != nullptr) {
+      if (const auto block = list->PopSlot(size_class)) {
+        heap->Revive(*block);
+        push(*block, /*of_stream=*/true);
+        continue;
+      }
+    }
+    if (taken) taken = heap->TakeSlotBeside(*taken);
+    if (!taken) taken = heap->TakeSlotForCache(size_class);
+    if (!taken) return;
+    push(*taken, /*of_stream=*/false);
+  }
+  // The rest of a group that the thread writes to.
+  while (taken && cache->HasRoomFor(slot_size)) {
+    taken = heap->TakeSlotBeside(*taken);
+    if (taken) push(*taken, /*of_stream=*/false);
   }
 }
 

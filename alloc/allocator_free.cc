@@ -220,7 +220,7 @@ absl::StatusOr<Block> DeviceAllocator::Impl::LocateLive(
         address.value(), (address.value() - span->base) % span->slot_size,
         span->slot_size));
   }
-  switch (span->records[*slot].load().use()) {
+  switch (span->record(*slot).load().use()) {
     case SlotUse::kLive:
       return Block{span, *slot};
     case SlotUse::kUnused:

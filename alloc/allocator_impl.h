@@ -228,7 +228,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
 
   // Memory that is mapped already, no driver call.
   std::optional<Block> TakeSlot(OwnerHeap* heap, int size_class,
-                                const Request& request)
+                                const Request& request, bool for_cache)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Bytes that nobody holds, mapped a second time where they do not lie side by
   // side: no page is made.
@@ -263,8 +263,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::StatusOr<DeviceAddress> Publish(Block block, const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Slots of the class for the thread's next requests, as far as they are
-  // there.
-  void Refill(ThreadCache* cache, int size_class)
+  // there, beside one that it was just given.
+  void Refill(ThreadCache* cache, int size_class, Block held)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The number tells the heap from others, in the order of its slots.
   OwnerHeap* AddHeap(OwnerId owner, uint64_t number)

@@ -63,8 +63,7 @@ uint64_t DeviceAllocator::Impl::DrainCache(ThreadCache* cache,
   StreamFreeList* list = nullptr;
   for (const CachedSlot& slot : slots) {
     Span* const span = spans_->Find(DeviceAddress(slot.address()));
-    const Block block = {span,
-                         static_cast<uint32_t>(slot.record - span->records)};
+    const Block block = {span, span->SlotOf(slot.record)};
     if (slot.free_for_all()) {
       heap->Free(block);
       continue;
@@ -422,7 +421,7 @@ DeviceAllocator::Impl::~Impl() {
       continue;
     }
     for (uint32_t i = 0; i < span->slot_count; ++i) {
-      const SlotRecord record = span->records[i].load();
+      const SlotRecord record = span->record(i).load();
       if (record.use() != SlotUse::kLive) continue;
       if (record.stream() == SlotRecord::kOtherStream) {
         other_streams = true;

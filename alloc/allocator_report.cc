@@ -176,7 +176,8 @@ std::optional<AllocationInfo> DeviceAllocator::Impl::Find(
   if (span == nullptr || address.value() < span->base) return std::nullopt;
   const uint64_t slot = (address.value() - span->base) / span->slot_size;
   if (slot >= span->slot_count ||
-      span->records[slot].load().use() != SlotUse::kLive) {
+      span->record(static_cast<uint32_t>(slot)).load().use() !=
+          SlotUse::kLive) {
     return std::nullopt;
   }
   return InfoOf({span, static_cast<uint32_t>(slot)});
@@ -190,7 +191,7 @@ std::vector<AllocationInfo> DeviceAllocator::Impl::CalculateLiveAllocations()
   for (Span* const span : spans_->spans()) {
     if (span == nullptr) continue;
     for (uint32_t i = 0; i < span->slot_count; ++i) {
-      if (span->records[i].load().use() != SlotUse::kLive) continue;
+      if (span->record(i).load().use() != SlotUse::kLive) continue;
       live.push_back(InfoOf({span, i}));
     }
   }

@@ -18,6 +18,9 @@ constexpr uint64_t kFirstSlabSlots = 4;
 // made, of any class, before one is no comeback any more, or has not been used
 // for too long to be kept: some times the number of classes.
 constexpr uint32_t kComebacksToKeep = 2;
+// Of slabs with free slots, for a group that is all free.
+constexpr size_t kSlabsTried = 8;
+
 constexpr uint64_t kSoon = 1000;
 
 }  // namespace
@@ -134,7 +137,7 @@ void OwnerHeap::SetSlab(Span* span, int size_class) {
   const uint64_t slot_size = classes_.slot_size(size_class).value();
   const uint64_t room = RoomOf(*span);
   const auto slots = static_cast<uint32_t>(room / slot_size);
-  spans_->SetRecords(span, slots);
+  spans_->SetRecords(span, slots, slot_size);
   span->size_class = size_class;
   span->SetSlots(slot_size, slots);
   span->free_slots.Reset(slots);
@@ -253,10 +256,26 @@ std::optional<Block> OwnerHeap::TakeSlot(int size_class, Bytes alignment) {
   return std::nullopt;
 }
 
-std::optional<Block> OwnerHeap::TakeSlotNear(Block held) {
+std::optional<Block> OwnerHeap::TakeSlotForCache(int size_class) {
+  const std::vector<Span*>& partial = states_[size_class].partial;
+  if (partial.empty()) return std::nullopt;
+  const size_t tried = std::min(partial.size(), kSlabsTried);
+  for (size_t i = partial.size(); i-- > partial.size() - tried;) {
+    Span* const span = partial[i];
+    const std::optional<uint32_t> slot =
+        span->free_slots.TakeOfFreeGroup(span->group(), &order_);
+    if (slot) return Take(span, *slot);
+  }
+  return Take(partial.back());
+}
+
+std::optional<Block> OwnerHeap::TakeSlotBeside(Block held) {
   Span* const span = held.span;
-  if (span->list_position == SIZE_MAX) return TakeSlot(span->size_class);
-  return Take(span, span->free_slots.TakeNear(held.slot, &order_));
+  if (span->list_position == SIZE_MAX) return std::nullopt;
+  const std::optional<uint32_t> slot =
+      span->free_slots.TakeBeside(held.slot, span->group(), &order_);
+  if (!slot) return std::nullopt;
+  return Take(span, *slot);
 }
 
 std::optional<Block> OwnerHeap::TakeSlotOfNewSlab(int size_class) {

@@ -50,7 +50,7 @@ absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
   ++sums->slabs;
   for (uint32_t i = 0; i < span.slot_count; ++i) {
     if (span.free_slots.IsFree(i) &&
-        span.records[i].load().use() == SlotUse::kLive) {
+        span.record(i).load().use() == SlotUse::kLive) {
       return broken(absl::StrFormat("slot %u is free and live", i));
     }
   }

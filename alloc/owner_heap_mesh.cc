@@ -229,7 +229,7 @@ absl::Status OwnerHeap::CheckGuest(const Span& span) const {
     if (held && host.free_slots.IsFree(i)) {
       return broken("holds a slot that is free in its host");
     }
-    if (!held && span.records[i].load().use() == SlotUse::kLive) {
+    if (!held && span.record(i).load().use() == SlotUse::kLive) {
       return broken("a slot is live that it does not hold");
     }
   }

@@ -4,16 +4,21 @@
 // other in one physical page, and slots in random order rarely overlap where
 // few are live. The order is a function of the seed.
 //
+// Slots may also be taken in *groups* of a power of two, up to 64, aligned to
+// it: for a thread that wants neighbours to itself.
+//
 // Take looks at one word in slabs of up to 64 slots; in longer ones at as many
-// as it takes to find one with a free slot, from a random word on. All else is
-// O(1). Not thread-safe.
+// as it takes to find one with a free slot, from a random word on.
+// TakeOfFreeGroup looks at a few words. All else is O(1). Not thread-safe.
 
 #ifndef QUIRE_ALLOC_SLOT_MAP_H_
 #define QUIRE_ALLOC_SLOT_MAP_H_
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace quire {
@@ -35,9 +40,6 @@ class SlotOrder {
 
 class SlotMap {
  public:
-  // Slots whose records share a cache line.
-  static constexpr int kGroup = 16;
-
   SlotMap() = default;
 
   // Makes all of `slots` slots free.
@@ -78,30 +80,31 @@ class SlotMap {
   // A random free slot is free no more. REQUIRES: free_count() > 0.
   uint32_t Take(SlotOrder* order) {
     const uint64_t random = order->Next();
-    size_t word =
-        words_.size() == 1
-            ? 0
-            : static_cast<size_t>((random >> 32) * words_.size() >> 32);
-    while (words_[word] == 0) word = word + 1 == words_.size() ? 0 : word + 1;
-    const int turn = static_cast<int>(random % 64);
-    const int bit =
-        (std::countr_zero(std::rotr(words_[word], turn)) + turn) % 64;
-    words_[word] &= ~(uint64_t{1} << bit);
-    --free_;
-    return static_cast<uint32_t>(word * 64 + static_cast<size_t>(bit));
+    size_t word = RandomWord(random);
+    while (words_[word] == 0) word = WordAfter(word);
+    return TakeOf(word, words_[word], random);
   }
-  // The same of those beside `slot`, in its group of kGroup, else of all.
-  uint32_t TakeNear(uint32_t slot, SlotOrder* order) {
-    uint64_t& word = words_[slot / 64];
-    const uint32_t begin = slot % 64 / kGroup * kGroup;
-    const auto group = static_cast<uint16_t>(word >> begin);
-    if (group == 0) return Take(order);
-    const int turn = static_cast<int>(order->Next() % kGroup);
-    const auto bit = static_cast<uint32_t>(
-        (std::countr_zero(std::rotr(group, turn)) + turn) % kGroup);
-    word &= ~(uint64_t{1} << (begin + bit));
-    --free_;
-    return slot / 64 * 64 + begin + bit;
+  // A random slot of a group that is all free, where there is one in the words
+  // that are looked at.
+  std::optional<uint32_t> TakeOfFreeGroup(uint32_t group, SlotOrder* order) {
+    const uint64_t random = order->Next();
+    size_t word = RandomWord(random);
+    for (size_t i = 0; i < std::min(words_.size(), kWordsTried); ++i) {
+      if (const uint64_t free = FreeGroups(words_[word], group)) {
+        return TakeOf(word, free, random);
+      }
+      word = WordAfter(word);
+    }
+    return std::nullopt;
+  }
+  // A random free slot of the group of `slot`.
+  std::optional<uint32_t> TakeBeside(uint32_t slot, uint32_t group,
+                                     SlotOrder* order) {
+    const size_t word = slot / 64;
+    const uint32_t begin = slot % 64 / group * group;
+    const uint64_t free = words_[word] & (Ones(group) << begin);
+    if (free == 0) return std::nullopt;
+    return TakeOf(word, free, begin + order->Next() % group);
   }
   // REQUIRES: the slot is not free.
   void Put(uint32_t slot) {
@@ -124,6 +127,36 @@ class SlotMap {
   }
 
  private:
+  // TakeOfFreeGroup is to be fast too where a slab has not many of them.
+  static constexpr size_t kWordsTried = 8;
+
+  static uint64_t Ones(uint32_t count) {
+    return count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+  }
+  // The bits of `word` that lie in groups of ones.
+  static uint64_t FreeGroups(uint64_t word, uint32_t group) {
+    for (uint32_t i = 1; i < group; i *= 2) word &= word >> i;
+    // Each begins a run of `group` ones; those count that begin a group.
+    word &= ~uint64_t{0} / Ones(group);
+    return word * Ones(group);
+  }
+  size_t RandomWord(uint64_t random) const {
+    return words_.size() == 1
+               ? 0
+               : static_cast<size_t>((random >> 32) * words_.size() >> 32);
+  }
+  size_t WordAfter(size_t word) const {
+    return word + 1 == words_.size() ? 0 : word + 1;
+  }
+  // The first of the `free` bits of a word, from a random one on.
+  uint32_t TakeOf(size_t word, uint64_t free, uint64_t random) {
+    const int turn = static_cast<int>(random % 64);
+    const int bit = (std::countr_zero(std::rotr(free, turn)) + turn) % 64;
+    words_[word] &= ~(uint64_t{1} << bit);
+    --free_;
+    return static_cast<uint32_t>(word * 64 + static_cast<size_t>(bit));
+  }
+
   std::vector<uint64_t> words_;
   uint32_t slots_ = 0;
   uint32_t free_ = 0;

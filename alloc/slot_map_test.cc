@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <iterator>
+#include <optional>
 #include <random>
 #include <set>
 #include <vector>
@@ -28,25 +29,50 @@ TEST(SlotMapTest, HandsEverySlotOutOnce) {
   }
 }
 
-// One after the other, beside the one before: all of a group before the next.
-TEST(SlotMapTest, NeighboursComeFirst) {
-  for (const uint32_t slots : {1u, 16u, 40u, 64u, 200u, 8192u}) {
-    SlotMap map;
-    SlotOrder order(9);
-    map.Reset(slots);
-    std::set<uint32_t> taken;
-    std::set<uint32_t> groups;
-    uint32_t slot = map.Take(&order);
-    for (uint32_t i = 1;; ++i) {
-      ASSERT_LT(slot, slots);
-      ASSERT_TRUE(taken.insert(slot).second) << slot;
-      groups.insert(slot / SlotMap::kGroup);
-      ASSERT_LE(groups.size(), i / SlotMap::kGroup + (slots % 16 ? 2 : 1));
-      ASSERT_EQ(map.free_count(), slots - i);
-      if (i == slots) break;
-      slot = map.TakeNear(slot, &order);
+// Group after group, as a thread takes them for itself, while there are whole
+// ones.
+TEST(SlotMapTest, GroupsAreTakenWhole) {
+  for (const uint32_t group : {1u, 2u, 16u, 64u}) {
+    for (const uint32_t slots : {1u, 16u, 40u, 64u, 200u, 320u}) {
+      SlotMap map;
+      SlotOrder order(9);
+      map.Reset(slots);
+      std::set<uint32_t> groups;
+      uint32_t left = slots;
+      for (uint32_t i = 0; i < slots / group; ++i) {
+        std::optional<uint32_t> slot = map.TakeOfFreeGroup(group, &order);
+        ASSERT_TRUE(slot);
+        const uint32_t begun = *slot / group;
+        ASSERT_TRUE(groups.insert(begun).second);
+        for (uint32_t taken = 1; slot; ++taken) {
+          ASSERT_EQ(*slot / group, begun);
+          ASSERT_LE(taken, group);
+          ASSERT_FALSE(map.IsFree(*slot));
+          ASSERT_EQ(map.free_count(), --left);
+          slot = map.TakeBeside(*slot, group, &order);
+        }
+        ASSERT_EQ(left, slots - group * (i + 1));
+      }
+      EXPECT_FALSE(map.TakeOfFreeGroup(group, &order));
+      EXPECT_EQ(map.CalculateFree(), left);
     }
-    EXPECT_EQ(map.CalculateFree(), 0u);
+  }
+}
+
+// Where others have a slot in every group but one, that one is found.
+TEST(SlotMapTest, FreeGroupIsFound) {
+  SlotOrder order(4);
+  for (uint32_t free = 0; free < 16; ++free) {
+    SlotMap map;
+    map.Reset(256);
+    for (uint32_t group = 0; group < 16; ++group) {
+      if (group != free) map.TakeThis(16 * group + (7 * group + free) % 16);
+    }
+    const std::optional<uint32_t> slot = map.TakeOfFreeGroup(16, &order);
+    ASSERT_TRUE(slot);
+    EXPECT_EQ(*slot / 16, free);
+    EXPECT_FALSE(map.TakeOfFreeGroup(16, &order));
+    EXPECT_EQ(map.CalculateFree(), 240u);
   }
 }
 

@@ -9,9 +9,14 @@
 #define QUIRE_ALLOC_SLOT_RECORD_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace quire {
+
+// What two threads write to should lie so far apart, or each write costs ten
+// times as much: a pair of cache lines, which processors fetch together.
+inline constexpr size_t kSharingBytes = 128;
 
 enum class SlotUse : uint32_t {
   kUnused = 0,  // never handed out

@@ -39,8 +39,12 @@ struct alignas(64) Span {
   uint64_t reciprocal = 0;  // 2^64 / slot_size, rounded up
   uint32_t slot_count = 0;
   int size_class = kLargeClass;
-  AtomicSlotRecord* records = nullptr;  // slot_count of them
+  AtomicSlotRecord* records = nullptr;  // of slots: see record()
   OwnerHeap* heap = nullptr;
+  // Records lie so many apart, a power of two, that two threads which have a
+  // few large slots each of one slab do not write to one cache line all the
+  // time.
+  uint32_t record_shift = 0;
 
   // ---- With the allocator's lock ----
   // On another cache line, so that whoever has the lock is not in the way.
@@ -84,6 +88,20 @@ struct alignas(64) Span {
   // can serve another purpose, at the latest when they are done.
   bool reclaimable() const { return large() ? cooling == 1 : out() == cooling; }
 
+  AtomicSlotRecord& record(uint32_t slot) const {
+    return records[size_t{slot} << record_shift];
+  }
+  // Slots whose records one thread had best have alone (kSharingBytes): groups
+  // of so many, aligned to their number.
+  uint32_t group() const {
+    return static_cast<uint32_t>(kSharingBytes / sizeof(AtomicSlotRecord)) >>
+           record_shift;
+  }
+  // The reverse of record(). REQUIRES: it is one of this span.
+  uint32_t SlotOf(const AtomicSlotRecord* record) const {
+    return static_cast<uint32_t>((record - records) >> record_shift);
+  }
+
   // The slot that starts at `address`. Lock-free. REQUIRES: the address lies
   // in the range of the span, whose size times its slot size is below 2^64.
   std::optional<uint32_t> SlotAt(uint64_t address) const {
@@ -106,7 +124,7 @@ struct Block {
   uint32_t slot = 0;
 
   uint64_t size() const { return span->slot_size; }
-  AtomicSlotRecord& record() const { return span->records[slot]; }
+  AtomicSlotRecord& record() const { return span->record(slot); }
   void SetInherits(bool inherits) const {
     record().store(record().load().WithInherits(inherits));
   }

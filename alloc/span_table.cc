@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -9,6 +10,22 @@
 #include "absl/strings/str_cat.h"
 
 namespace quire {
+namespace {
+
+// For so many bytes of a slot its record may take one byte of the host, up to a
+// cache line: 0.4 % of the memory.
+constexpr uint64_t kSlotBytesPerRecordByte = 256;
+constexpr uint64_t kMostRecordBytes = 64;
+
+uint32_t RecordShift(uint64_t slot_size) {
+  const uint64_t bytes =
+      std::clamp<uint64_t>(slot_size / kSlotBytesPerRecordByte,
+                           sizeof(AtomicSlotRecord), kMostRecordBytes);
+  return static_cast<uint32_t>(
+      std::bit_width(bytes / sizeof(AtomicSlotRecord)) - 1);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<SpanTable>> SpanTable::Create(DeviceAddress base,
                                                              Bytes size,
@@ -85,33 +102,39 @@ Span* SpanTable::Add() {
   return span;
 }
 
-void SpanTable::SetRecords(Span* span, uint32_t slots) {
+size_t SpanTable::RecordPower(uint32_t slots, uint32_t shift) {
+  return static_cast<size_t>(std::bit_width(slots - 1)) + shift;
+}
+
+void SpanTable::SetRecords(Span* span, uint32_t slots, uint64_t slot_size) {
   ReturnRecords(span);
   if (slots == 1) {
     span->records = &span->large_record;
   } else {
-    const auto power = static_cast<size_t>(std::bit_width(slots - 1));
+    span->record_shift = RecordShift(slot_size);
+    const size_t power = RecordPower(slots, span->record_shift);
     if (unused_records_.size() <= power) unused_records_.resize(power + 1);
     auto& unused = unused_records_[power];
     if (unused.empty()) {
-      const size_t lines =
-          ((size_t{1} << power) + kRecordsPerLine - 1) / kRecordsPerLine;
-      record_storage_.push_back(std::make_unique<RecordLine[]>(lines));
-      metadata_bytes_ += lines * sizeof(RecordLine);
+      const size_t blocks =
+          ((size_t{1} << power) + kRecordsPerBlock - 1) / kRecordsPerBlock;
+      record_storage_.push_back(std::make_unique<RecordBlock[]>(blocks));
+      metadata_bytes_ += blocks * sizeof(RecordBlock);
       unused.push_back(record_storage_.back()[0].records);
     }
     span->records = unused.back();
     unused.pop_back();
   }
-  for (uint32_t i = 0; i < slots; ++i) span->records[i].store(SlotRecord());
+  for (uint32_t i = 0; i < slots; ++i) span->record(i).store(SlotRecord());
 }
 
 void SpanTable::ReturnRecords(Span* span) {
   if (span->records == &span->large_record) return;
   // slot_count is still that of these records.
-  unused_records_[static_cast<size_t>(std::bit_width(span->slot_count - 1))]
-      .push_back(span->records);
+  unused_records_[RecordPower(span->slot_count, span->record_shift)].push_back(
+      span->records);
   span->records = &span->large_record;
+  span->record_shift = 0;
 }
 
 void SpanTable::Remove(Span* span) {

@@ -52,8 +52,9 @@ class SpanTable {
   // The pages from `address` on lead to `span` from here on, or nowhere where
   // it is null.
   void Publish(DeviceAddress address, PageCount pages, Span* span);
-  // Gives the span `slots` records, all unused. REQUIRES: none is live.
-  void SetRecords(Span* span, uint32_t slots);
+  // Gives the span records for `slots` slots of `slot_size` bytes, all unused.
+  // REQUIRES: none is live.
+  void SetRecords(Span* span, uint32_t slots, uint64_t slot_size);
   // The span may be used again. REQUIRES: no address leads to it.
   void Remove(Span* span);
 
@@ -69,6 +70,9 @@ class SpanTable {
       : base_(base), pages_(pages), page_shift_(page_shift), table_(table) {}
   Span* TakeUnused();
   void ReturnRecords(Span* span);
+  // Records with what lies between them, which two spans may have in turn: the
+  // power of two that they are no more than.
+  static size_t RecordPower(uint32_t slots, uint32_t shift);
 
   const uint64_t base_;
   const uint64_t pages_;
@@ -82,13 +86,14 @@ class SpanTable {
   std::vector<size_t> unused_indices_;
   // Arrays of records by the power of two of their length.
   std::vector<std::vector<AtomicSlotRecord*>> unused_records_;
-  // Whole cache lines, so that threads which work in different slabs do not
-  // write to the same one.
-  static constexpr size_t kRecordsPerLine = 64 / sizeof(AtomicSlotRecord);
-  struct alignas(64) RecordLine {
-    AtomicSlotRecord records[kRecordsPerLine];
+  // Whole blocks, so that threads which work in different slabs do not write to
+  // the same one.
+  static constexpr size_t kRecordsPerBlock =
+      kSharingBytes / sizeof(AtomicSlotRecord);
+  struct alignas(kSharingBytes) RecordBlock {
+    AtomicSlotRecord records[kRecordsPerBlock];
   };
-  std::vector<std::unique_ptr<RecordLine[]>> record_storage_;
+  std::vector<std::unique_ptr<RecordBlock[]>> record_storage_;
   uint64_t metadata_bytes_ = 0;
 };
 

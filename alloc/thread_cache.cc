@@ -61,7 +61,7 @@ void ThreadCache::SetCapacity(Bin* bin, uint32_t capacity) {
 
 bool ThreadCache::Grow(int size_class, uint64_t slot_size) {
   Bin& bin = bins_[size_class];
-  if (cached_bytes() + slot_size > byte_limit_) return false;
+  if (!HasRoomFor(slot_size)) return false;
   if (bin.count < bin.capacity) return true;
   if (bin.capacity >= kLargestCapacity) return false;
   SetCapacity(&bin, std::max(bin.capacity * 2, kFirstCapacity));

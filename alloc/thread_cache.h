@@ -52,8 +52,8 @@ struct CacheCounters {
   std::atomic<int64_t> peak_requested_bytes{0};
 };
 
-// On cache lines of its own: its thread writes to it all the time.
-class alignas(64) ThreadCache {
+// Apart from what others write: its thread writes to it all the time.
+class alignas(kSharingBytes) ThreadCache {
  public:
   // `byte_limit`: slots beyond it go back to the heap.
   ThreadCache(OwnerHeap* heap, StreamId stream, uint32_t stream_index,
@@ -65,6 +65,10 @@ class alignas(64) ThreadCache {
   const CacheCounters& counters() const { return counters_; }
   uint64_t cached_bytes() const {
     return cached_bytes_.load(std::memory_order_relaxed);
+  }
+
+  bool HasRoomFor(uint64_t slot_size) const {
+    return cached_bytes() + slot_size <= byte_limit_;
   }
 
   // ---- The thread ----
@@ -102,8 +106,7 @@ class alignas(64) ThreadCache {
   bool Free(int size_class, uint64_t slot_size, CachedSlot slot,
             SlotRecord was) {
     Bin& bin = bins_[size_class];
-    if (bin.count == bin.capacity || cached_bytes() + slot_size > byte_limit_)
-        [[unlikely]] {
+    if (bin.count == bin.capacity || !HasRoomFor(slot_size)) [[unlikely]] {
       return false;
     }
     slot.record->store(was.Freed());
