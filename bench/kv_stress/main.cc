@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/kv_stress/bursts.h"
 #include "bench/kv_stress/report.h"
+#include "bench/number_range.h"
 #include "bench/serving/serving_arguments.h"
 #include "bench/serving/simulation.h"
 #include "quire/alloc/status_macros.h"
@@ -37,7 +38,7 @@ void AddOptions(CLI::App* app, Options* options) {
   AddServingArguments(app, &options->serving);
   app->add_option("--load-factor", options->serving.load_factor,
                   "Requests of the trace arrive so many times faster")
-      ->check(CLI::Range(1e-6, 1e6))
+      ->check(NumberBetween(1e-6, 1e6))
       ->capture_default_str();
   app->add_option(
          "--layers-per-row", options->layers_per_row,
@@ -54,7 +55,7 @@ void AddOptions(CLI::App* app, Options* options) {
   app->add_option("--create-us", options->create_us,
                   "Costs of creating a page; default: all of the file")
       ->delimiter(',')
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(NumberBetween(0.0, 1e6));
   std::vector<std::string> models;
   for (const StressModel& model : StressModels()) models.push_back(model.name);
   app->add_option(

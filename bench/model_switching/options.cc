@@ -6,6 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "bench/number_range.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
 
@@ -30,28 +31,28 @@ void AddGeneratorArguments(CLI::App* app, SwitchingArguments* arguments) {
       ->check(CLI::IsMember({"poisson", "bursts"}))
       ->capture_default_str();
   app->add_option("--requests-per-hour", generator.requests_per_hour)
-      ->check(CLI::Range(1e-3, 1e6))
+      ->check(NumberBetween(1e-3, 1e6))
       ->capture_default_str();
   app->add_option("--burst-size", generator.burst_size,
                   "Requests of a burst, mean")
-      ->check(CLI::Range(1.0, 1e6))
+      ->check(NumberBetween(1.0, 1e6))
       ->capture_default_str();
   app->add_option("--mix", arguments->mix,
                   "Workloads and their weights, as a=2,b=1; default: each CSV\n"
                   "of the traces once, except totals.csv");
   app->add_option("--service-seconds", generator.service_seconds,
                   "What a request takes, mean")
-      ->check(CLI::Range(1e-3, 1e6))
+      ->check(NumberBetween(1e-3, 1e6))
       ->capture_default_str();
   app->add_option("--keep-alive-seconds", generator.keep_alive_seconds,
                   "After so long without a request a model is unloaded")
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(NumberBetween(0.0, 1e9))
       ->capture_default_str();
   app->add_option(
          "--fill", generator.fill,
          "Models are unloaded until what is asked for is at most this\n"
          "part of it")
-      ->check(CLI::Range(0.01, 1.0))
+      ->check(NumberBetween(0.01, 1.0))
       ->capture_default_str();
   app->add_option("--write", arguments->write,
                   "Write the day to this file, for FILE");
@@ -150,7 +151,7 @@ void AddArguments(CLI::App* app, SwitchingArguments* arguments) {
       ->capture_default_str();
   app->add_option("--pool-minimum", arguments->pool_minimum,
                   "shared: the part of a pool that never gives way")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(NumberBetween(0.0, 1.0))
       ->capture_default_str();
   app->add_option(
          "--days", arguments->days,

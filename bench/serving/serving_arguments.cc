@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "bench/number_range.h"
 #include "bench/serving/model_table.h"
 #include "bench/serving/traces.h"
 #include "quire/alloc/status_macros.h"
@@ -64,7 +65,7 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
       ->capture_default_str();
   app->add_option("--gpu-memory-utilization", arguments->memory_utilization,
                   "The part of it for weights and cache, with --model")
-      ->check(CLI::Range(0.01, 1.0))
+      ->check(NumberBetween(0.01, 1.0))
       ->capture_default_str();
   app->add_option("--page-size", arguments->page_size, "A multiple of 2MiB")
       ->check(is_size)
@@ -82,7 +83,7 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
          "--waste-limit", arguments->waste_limit,
          "What contiguous:auto may lose to partly used pages and to what is\n"
          "backed ahead, of what sequences keep")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(NumberBetween(0.0, 1.0))
       ->capture_default_str();
   app->add_option("--dtype", arguments->dtype, "Of the cache")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}))
@@ -105,18 +106,18 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
   app->add_flag("--saturate", arguments->saturate, "All arrive at once");
   app->add_option("--arrivals-per-second", arguments->arrivals_per_second,
                   "Of traces without times")
-      ->check(CLI::Range(1e-6, 1e6))
+      ->check(NumberBetween(1e-6, 1e6))
       ->capture_default_str();
   app->add_option("--arrivals-per-step", arguments->random.arrivals_per_step,
                   "Mean number of random requests that arrive in a step")
-      ->check(CLI::Range(1e-6, 1e6))
+      ->check(NumberBetween(1e-6, 1e6))
       ->capture_default_str();
   app->add_option("--prompt-mean", arguments->random.prompt_mean,
                   "Of random requests, in tokens; lengths are exponential")
-      ->check(CLI::Range(1.0, 1e9))
+      ->check(NumberBetween(1.0, 1e9))
       ->capture_default_str();
   app->add_option("--output-mean", arguments->random.output_mean)
-      ->check(CLI::Range(1.0, 1e9))
+      ->check(NumberBetween(1.0, 1e9))
       ->capture_default_str();
   app->add_option("--seed", arguments->random.seed)->capture_default_str();
   app->add_option("--max-model-len,--max-sequence-length",
@@ -132,11 +133,11 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
       ->capture_default_str();
   app->add_option("--halve-above", arguments->halve_above,
                   "Use of the cache above which the batch is halved")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(NumberBetween(0.0, 1.0))
       ->capture_default_str();
   app->add_option("--grow-below", arguments->grow_below,
                   "Use of the cache below which it is doubled")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(NumberBetween(0.0, 1.0))
       ->capture_default_str();
   app->add_option("--victims", arguments->policy, "Who is preempted")
       ->check(CLI::IsMember({"youngest", "lru", "page-aware"}))

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/number_range.h"
 #include "bench/serving/cost_model.h"
 #include "bench/serving/model_table.h"
 #include "bench/serving/prompt_tokens.h"
@@ -309,6 +310,15 @@ TEST(CostModelTest, ErrorsNameTheEntry) {
   expect("[1]", "[\"a\"]", "driver_calls_us.create_page");
   expect("\"peak_tflops\": 1", "\"peak_tflops\": 0", "roofline.peak_tflops");
   expect("\"other\": 1", "\"other\": 1e300", "driver_calls_us.other");
+}
+
+TEST(NumberBetweenTest, TakesFiniteNumbersOfTheRangeOnly) {
+  const CLI::Validator number = NumberBetween(0, 10);
+  for (std::string text : {"0", "10", "2.5", "1e-3", " 7"})
+    EXPECT_EQ(number(text), "") << text;
+  for (std::string text : {"nan", "NaN", "-nan", "inf", "-inf", "1e999", "10.1",
+                           "-1e-9", "", "5x"})
+    EXPECT_THAT(number(text), HasSubstr("is no number in [0 - 10]")) << text;
 }
 
 TEST(PromptTokensTest, EqualBlocksAreEqualTokensAndTheRestIsUnlikeAll) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <span>
@@ -154,8 +155,10 @@ absl::Status Simulation::Run(const std::vector<StressRequest>& requests) {
     // With nothing to do the clock stands at the next arrival.
     if (!scheduler_->has_work() && requests[arrived].arrival > now()) {
       if (options_.clock_is_steps) {
-        ++result_.steps;
-        Sample(1);
+        // All at once: nothing changes in steps that compute nothing.
+        const double idle = std::ceil(requests[arrived].arrival - now());
+        result_.steps += static_cast<uint64_t>(idle);
+        Sample(idle);
         continue;
       }
       now_ns_ = static_cast<uint64_t>(requests[arrived].arrival * 1e9) + 1;

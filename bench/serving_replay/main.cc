@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "bench/number_range.h"
 #include "bench/progress.h"
 #include "bench/serving/serving_arguments.h"
 #include "bench/serving/simulation.h"
@@ -44,20 +45,20 @@ void AddOptions(CLI::App* app, Options* options) {
   app->add_option("--load-factors", options->load_factors,
                   "Requests arrive so many times faster, each in turn")
       ->delimiter(',')
-      ->check(CLI::Range(1e-6, 1e6))
+      ->check(NumberBetween(1e-6, 1e6))
       ->capture_default_str();
   app->add_option("--objective-ttft", options->objective.time_to_first_token,
                   "Goodput counts requests with their first token within so\n"
                   "many seconds")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(NumberBetween(0.0, 1e6))
       ->capture_default_str();
   app->add_option("--objective-tpot", options->objective.time_per_output_token,
                   "and with so many seconds for each token behind it, mean")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(NumberBetween(0.0, 1e6))
       ->capture_default_str();
   app->add_option("--create-us", options->create_us,
                   "Cost of creating a page; default: the first of --costs")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(NumberBetween(0.001, 1e6));
   app->add_flag("--json", options->json,
                 "Print JSON, a line for each cache, load and trace");
 }
