@@ -122,6 +122,14 @@ absl::Status KvCache::SwapIn(SequenceId sequence) {
   impl_->CheckAfterMutation();
   return status;
 }
+void KvCache::ExpectPrompt(std::span<const int32_t> tokens, uint64_t turn) {
+  if (!memory_->in_forked_child()) impl_->ExpectPrompt(tokens, turn);
+}
+
+void KvCache::AdvanceTurn(uint64_t turn) {
+  if (!memory_->in_forked_child()) impl_->AdvanceTurn(turn);
+}
+
 void KvCache::AdvanceClock(uint64_t now) {
   if (!memory_->in_forked_child()) impl_->AdvanceClock(now);
 }

@@ -48,6 +48,33 @@ absl::StatusOr<bool> KvCache::Impl::Back(std::span<Demand> demands,
   return !plan.empty();
 }
 
+absl::Status KvCache::Impl::BackBehindGaps(KvRegion* region,
+                                           std::span<const PageCount> behind,
+                                           uint64_t tokens,
+                                           PageCount headroom) {
+  // A region that has no token begins with the sinks.
+  std::vector<PlannedRun> sinks;
+  std::vector<uint32_t> gaps;
+  {
+    MutexLock lock(&state_mutex_);
+    for (uint32_t group = 0; group < behind.size(); ++group) {
+      const PageCount first = region->behind(group);
+      if (behind[group] <= first) continue;
+      gaps.push_back(group);
+      if (!first.zero())
+        sinks.push_back({region, {group, PageCount(0), first}});
+    }
+  }
+  QUIRE_RETURN_IF_ERROR(CommitRuns(sinks, Patience::kWait));
+  {
+    MutexLock lock(&state_mutex_);
+    for (const uint32_t group : gaps)
+      Modify(region, [&](KvRegion* r) { r->ReopenGap(group, behind[group]); });
+  }
+  Demand demand{region, tokens};
+  return Back(std::span(&demand, 1), headroom).status();
+}
+
 // Pages ahead are worth no wait and nobody else's page: they are mapped where
 // the supply has them at once, and left out where that fails all the same.
 absl::Status KvCache::Impl::CommitPlan(std::span<const PlannedRun> plan,

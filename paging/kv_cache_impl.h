@@ -78,6 +78,9 @@ class KvCache::Impl {
   absl::StatusOr<SequenceId> Fork(SequenceId parent, StreamId stream)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   void AdvanceClock(uint64_t now) ABSL_LOCKS_EXCLUDED(state_mutex_);
+  void ExpectPrompt(std::span<const int32_t> tokens, uint64_t turn)
+      ABSL_LOCKS_EXCLUDED(state_mutex_);
+  void AdvanceTurn(uint64_t turn) ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::Status Step(std::span<const SequenceStep> steps)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   absl::Status Shrink(SequenceId sequence, uint64_t length, const Fence& fence)
@@ -313,6 +316,13 @@ class KvCache::Impl {
   // True where pages had to be mapped.
   absl::StatusOr<bool> Back(std::span<Demand> demands, PageCount headroom)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // Backs a region that has no token in use for `tokens` tokens, but for what
+  // has left its windows: up to behind[group], as KvRegion::behind of who had
+  // them.
+  absl::Status BackBehindGaps(KvRegion* region,
+                              std::span<const PageCount> behind,
+                              uint64_t tokens, PageCount headroom)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   absl::Status CommitPlan(std::span<const PlannedRun> plan, Supply supply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   absl::Status CommitRuns(std::span<const PlannedRun> runs, Patience patience)
@@ -368,6 +378,10 @@ class KvCache::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // By group; none for a region without a prefix.
   std::vector<PageCount> PagesOfPrefix(const KvRegion& region) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // What nobody expects of the prefix is not kept for prompts any more. True
+  // where something was.
+  bool CutToExpected(const KvRegion& region)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   void ReclaimPrefixes(PageCount wanted, bool complete_only, PageCount* given)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
@@ -434,8 +448,20 @@ class KvCache::Impl {
   // The region keeps so many pages of each part, and none is in use.
   void Retreat(KvRegion* region, std::span<const PageCount> kept)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
-  absl::Status BackSwapped(KvRegion* region, const SwappedRows& rows)
+  // The page that who came back before has for the rows of a kept page, in the
+  // same slot; PageHandle(): nobody does.
+  PageHandle FindReturned(const KeptPage& page, uint32_t group,
+                          size_t slot) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Maps these under a sequence that comes back.
+  absl::Status MapReturned(KvRegion* region, const SwappedRows& rows)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // The sequence is back: those that are not may have its pages.
+  void ShowReturned(SequenceId id, KvRegion* region, const SwappedRows& rows)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // Puts the first slots of a group on the books of shared pages.
+  void EnterFirst(KvRegion* region, uint32_t group, uint64_t slots)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   absl::Status ReadIn(KvRegion* region, const SwappedRows& rows,
                       std::span<const PageCount> mapped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);

@@ -246,6 +246,30 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
     }
   }
 
+  // Where all layers drop tokens the fork has rows of its own.
+  void Fork() {
+    if (shadows_.empty() || !GetParam().limit) return;
+    const auto parent = Any();
+    Shadow child = parent->second;
+    child.longest = child.length();
+    child.batch_ended = false;
+    child.views.clear();
+    const bool fits =
+        shadows_.size() < kMaxSequences && PagesOf(child) <= Obtainable();
+    const auto id = cache_->Fork(parent->first, stream_);
+    ASSERT_EQ(id.ok(), fits) << id.status();
+    if (!fits) {
+      ++refusals_;
+      return;
+    }
+    ASSERT_TRUE(device_.driver()->SynchronizeStream(stream_).ok());
+    for (uint32_t layer = 0; layer < 5; ++layer)
+      child.views.push_back(*cache_->View(*id, layer));
+    ASSERT_EQ(child.FirstWrongToken(GetParam()), child.length());
+    shadows_[*id] = std::move(child);
+    ++forks_;
+  }
+
   // A kernel of the batch reads, late, what the next steps drop.
   void EndBatch() {
     if (shadows_.empty() || GetParam().window == 0) return;
@@ -383,12 +407,13 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
   int refusals_ = 0;
   uint64_t pages_ahead_ = 0;
   int refusals_back_ = 0;
+  int forks_ = 0;
 };
 
 TEST_P(KvCacheModelTest, EveryElementReadsBackAndEveryPageIsCounted) {
   for (int round = 0; round < 700; ++round) {
     SCOPED_TRACE(round);
-    switch (Below(13)) {
+    switch (Below(GetParam().limit ? 14 : 13)) {
       case 0:
       case 1:
       case 2:
@@ -416,6 +441,9 @@ TEST_P(KvCacheModelTest, EveryElementReadsBackAndEveryPageIsCounted) {
       case 12:
         EndBatch();
         break;
+      case 13:
+        Fork();
+        break;
     }
     if (HasFatalFailure()) return;
     CheckBooks();
@@ -431,6 +459,7 @@ TEST_P(KvCacheModelTest, EveryElementReadsBackAndEveryPageIsCounted) {
   EXPECT_GT(refusals_, 20);
   EXPECT_GT(pages_ahead_, 0u);
   EXPECT_EQ(refusals_back_ > 0, GetParam().window > 0);
+  EXPECT_EQ(forks_ > 0, GetParam().limit);
   EXPECT_GT(cache_->GetStatistics().adoptions, 5u);
 }
 

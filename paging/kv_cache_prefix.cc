@@ -102,6 +102,11 @@ ParkedRegions::Entry KvCache::Impl::TakeVictim(PageCount most) {
         });
     if (victims.empty() || holders_.at(victims[0].entry)->committed() > most)
       return {};
+    // Of a prefix that is expected in part, that part stays.
+    const PrefixEntryId first = victims[0].entry;
+    if (index_.ExpectedTokens(first) > 0 &&
+        index_.ExpectedTokens(first) < index_.TokensOf(first))
+      return {};
     ParkedRegions::Entry taken = parked_.Take(holders_.at(victims[0].entry));
     ForgetPrefix(taken.region.get());
     ++prefixes_evicted_;
@@ -117,6 +122,14 @@ std::vector<PageCount> KvCache::Impl::PagesOfPrefix(
   for (uint32_t group = 0; group < geometry_.layout().groups(); ++group)
     pages.push_back(geometry_.PagesOf(group, index_.TokensOf(region.prefix())));
   return pages;
+}
+
+bool KvCache::Impl::CutToExpected(const KvRegion& region) {
+  const uint64_t expected = index_.ExpectedTokens(region.prefix());
+  if (expected == 0 || index_.TokensOf(region.prefix()) <= expected)
+    return false;
+  index_.Truncate(region.prefix(), expected);
+  return true;
 }
 
 // Pages that sequences need stay mapped: giving them back frees nothing. Those
@@ -140,13 +153,18 @@ void KvCache::Impl::ReclaimPrefixes(PageCount wanted, bool complete_only,
     for (const PrefixIndex::Victim& victim : victims) {
       if (*given >= wanted) break;
       KvRegion* const region = holders_.at(victim.entry);
+      const bool cut = CutToExpected(*region);
+      const std::vector<PageCount> expected =
+          cut ? PagesOfPrefix(*region) : std::vector<PageCount>(kept.size());
       for (uint32_t group = 0; group < kept.size(); ++group)
-        kept[group] = PageCount(shared_.NeededElsewhere(*region, group));
+        kept[group] =
+            std::max(expected[group],
+                     PageCount(shared_.NeededElsewhere(*region, group)));
       const PageCount before = region->committed();
       const auto pages =
           GiveBack(region, PageCount(wanted.value() - given->value()), kept);
       if (pages.ok()) *given = Plus(*given, *pages);
-      progress |= region->committed() < before;
+      progress |= cut || region->committed() < before;
     }
   }
 }

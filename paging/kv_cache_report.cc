@@ -22,7 +22,9 @@ absl::StatusOr<KvLayerView> KvCache::Impl::View(SequenceId id,
   MutexLock lock(&state_mutex_);
   const auto slot = FindResident(id);
   if (!slot) return NotResident(id, "view");
-  const uint64_t region = sequences_[*slot].region->range()->address().value();
+  const KvRegion& rows = *sequences_[*slot].region;
+  const uint64_t region = rows.range()->address().value();
+  const KvLayerKind& kept = rows.kept_kind(layout.GroupKind(place.keys.group));
   const auto at = [&](const KvLayout::SidePlace& side, Bytes offset) {
     return DeviceAddress(region + geometry_.Offset(side.group).value() +
                          offset.value());
@@ -34,6 +36,8 @@ absl::StatusOr<KvLayerView> KvCache::Impl::View(SequenceId id,
   view.value_stride = place.values.row_stride;
   view.key_scales = at(place.keys, place.keys.scales);
   view.value_scales = at(place.values, place.values.scales);
+  view.window = kept.window;
+  view.sinks = kept.sinks;
   return view;
 }
 

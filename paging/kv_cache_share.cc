@@ -1,5 +1,7 @@
 // How sequences share rows: pages that rows fill are mapped under both, and the
-// rows behind the last of them are copied.
+// rows behind the last of them are copied. Of layers that drop tokens, behind a
+// window or a limit, all rows that are left are copied: they are few, and each
+// of the two drops its own.
 //
 // No page is written while it is shared. The one that shares starts to write
 // behind its copied rows, and the one that is shared from behind all rows that
@@ -135,6 +137,18 @@ void KvCache::Impl::AdvanceClock(uint64_t now) {
   index_.AdvanceClock(now);
 }
 
+void KvCache::Impl::ExpectPrompt(std::span<const int32_t> tokens,
+                                 uint64_t turn) {
+  MutexLock lock(&state_mutex_);
+  const PrefixIndex::Found found = index_.Match(tokens);
+  if (found.tokens > 0) index_.Expect(found.holder, found.tokens, turn);
+}
+
+void KvCache::Impl::AdvanceTurn(uint64_t turn) {
+  MutexLock lock(&state_mutex_);
+  index_.AdvanceTurn(turn);
+}
+
 // ---- Forks ------------------------------------------------------------------
 
 absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
@@ -150,15 +164,15 @@ absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
     if (!slot) return NotResident(parent, "fork");
     const Sequence& sequence = sequences_[*slot];
     holder = sequence.region.get();
-    if (!holder->KeepsAllTokens())
-      return absl::FailedPreconditionError(absl::StrCat(
-          "KV cache: sequence ", parent.value(),
-          " drops tokens behind a window or a limit, and has no forks"));
     length = sequence.length;
     priority = sequence.priority;
     retain_until = sequence.retain_until;
   }
   QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeEmptyRegion());
+  {
+    MutexLock lock(&state_mutex_);
+    taken.region->SetLimit(holder->limit());
+  }
   const absl::Status status =
       ShareRows(holder, taken.region, length, length, PageCount(0), stream);
   MutexLock lock(&state_mutex_);
@@ -179,8 +193,13 @@ absl::Status KvCache::Impl::ShareRows(KvRegion* holder, KvRegion* target,
                                       uint64_t tokens, uint64_t length,
                                       PageCount headroom, StreamId stream) {
   QUIRE_RETURN_IF_ERROR(MapShared(holder, target, tokens));
-  Demand demand{target, length};
-  QUIRE_RETURN_IF_ERROR(Back(std::span(&demand, 1), headroom).status());
+  std::vector<PageCount> behind;
+  {
+    MutexLock lock(&state_mutex_);
+    for (uint32_t group = 0; group < geometry_.layout().groups(); ++group)
+      behind.push_back(holder->behind(group));
+  }
+  QUIRE_RETURN_IF_ERROR(BackBehindGaps(target, behind, length, headroom));
   return CopyRows(holder, target, tokens, stream);
 }
 
@@ -193,6 +212,7 @@ absl::Status KvCache::Impl::MapShared(KvRegion* holder, KvRegion* target,
   }
   std::vector<PageHandle> pages;
   for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
+    if (!target->KeepsAllTokens(group)) continue;
     pages.clear();
     const PageCount first = geometry_.FirstPage(group);
     for (uint64_t slot = 0; slot < FullPages(group, tokens); ++slot)
@@ -222,19 +242,27 @@ absl::Status KvCache::Impl::CopyRows(KvRegion* holder, KvRegion* target,
     Bytes size;
   };
   std::vector<Rows> rows;
-  for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
-    const uint64_t from =
-        FullPages(group, tokens) * geometry_.page_size().value();
-    const uint64_t to = geometry_.layout().RowBytes(group).value() * tokens;
-    if (from < to) rows.push_back({group, from, Bytes(to - from)});
-  }
-  if (rows.empty()) return absl::OkStatus();
-  // The holder keeps one fence: what runs on other streams cannot be added.
   std::vector<Fence> others;
   {
     MutexLock lock(&state_mutex_);
+    const uint64_t page = geometry_.page_size().value();
+    const auto add = [&](uint32_t group, uint64_t from, uint64_t to) {
+      to = std::min(to, geometry_.layout().RowBytes(group).value() * tokens);
+      if (from < to) rows.push_back({group, from, Bytes(to - from)});
+    };
+    for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
+      if (target->KeepsAllTokens(group)) {
+        add(group, FullPages(group, tokens) * page, UINT64_MAX);
+        continue;
+      }
+      for (const PageRun& run : target->NeededRuns(group))
+        add(group, run.first.value() * page,
+            Plus(run.first, run.count).value() * page);
+    }
+    // The holder keeps one fence: what runs on other streams cannot be added.
     others = holder->FencesOffStream(stream);
   }
+  if (rows.empty()) return absl::OkStatus();
   for (const Fence& other : others) QUIRE_RETURN_IF_ERROR(other.Wait());
   absl::Status status;
   for (const auto& [group, offset, size] : rows) {

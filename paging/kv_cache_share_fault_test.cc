@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "paging/kv_cache_share_testing.h"
+#include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
@@ -121,11 +122,26 @@ absl::Status SwapIn(World* world) {
   return status;
 }
 
+// Both sequences were written out with what they share, and the first is back.
+absl::Status SwapInTheFirst(World* world) {
+  for (const auto& [id, tokens] : world->sequences)
+    QUIRE_RETURN_IF_ERROR(world->cache->SwapOut(id, Fence()));
+  DeviceMemory* const memory = world->device.memory();
+  const PageCount all(200);
+  QUIRE_ASSIGN_OR_RETURN(AddressRange* const other,
+                         memory->ReserveRange(all, kUnnamedOwner));
+  QUIRE_RETURN_IF_ERROR(memory->Commit(other, PageCount(0), all));
+  memory->ReleaseRange(other, Fence());
+  world->swapped = world->sequences.back();
+  world->sequences.pop_back();
+  return world->cache->SwapIn(world->sequences[0].first);
+}
+
 struct Operation {
   const char* name;
   uint64_t pages;  // of the device, at five layers per row
   std::function<absl::Status(World*)> run;
-  bool begins_swapped = false;  // the first sequence
+  std::function<absl::Status(World*)> begin = nullptr;
 };
 
 class KvCacheShareFaultTest
@@ -159,8 +175,8 @@ TEST_P(KvCacheShareFaultTest, AFailureAtAnyCallChangesNothing) {
                    std::to_string(static_cast<int>(call)) + ", the " +
                    std::to_string(n) + "th");
       World world(operation.pages, layers_per_row);
-      if (operation.begins_swapped) {
-        ASSERT_TRUE(SwapOut(&world).ok());
+      if (operation.begin) {
+        ASSERT_TRUE(operation.begin(&world).ok());
         // Its pages are not those that it finds.
         ASSERT_TRUE(
             world.device.driver()->SynchronizeStream(world.stream).ok());
@@ -227,7 +243,9 @@ INSTANTIATE_TEST_SUITE_P(
             Operation{"Fork", 200, Fork},
             Operation{"Unsharing", 200, StepOnSharedPages},
             Operation{"SwappingOut", 200, SwapOut},
-            Operation{"SwappingIn", 200, SwapIn, true}),
+            Operation{"SwappingIn", 200, SwapIn, SwapOut},
+            Operation{"SwappingInWhatAnotherHasAgain", 200, SwapIn,
+                      SwapInTheFirst}),
         ::testing::Values(1, 5)),
     [](const auto& test) {
       return std::string(std::get<0>(test.param).name) +

@@ -183,6 +183,54 @@ TEST_P(KvCacheShareTest, UnusedPrefixesGoLeastRecentlyUsedFirst) {
   EXPECT_GT(cache_->GetStatistics().prefixes_evicted, 0u);
 }
 
+// Of three conversations the oldest is to be continued, as far as its first 160
+// tokens: it outlives the others, without its end.
+TEST_P(KvCacheShareTest, WhatAPromptWaitsForIsGivenUpLast) {
+  std::vector<Tokens> tokens;
+  for (int32_t i = 0; i < 3; ++i) {
+    tokens.push_back(TokensFrom(1000 * i, 300));
+    Release(cache_.get(), Published(tokens.back()));
+  }
+  const Tokens expected(tokens[0].begin(), tokens[0].begin() + 160);
+  cache_->ExpectPrompt(Concat(expected, TokensFrom(-50, 50)), 7);
+  cache_->ExpectPrompt(TokensFrom(-9, 9), 3);  // nobody has any of it
+  // All but what the expected tokens need, and a little for the prompts below.
+  const PageCount taken(400 - Pages(160, false) - 8);
+  AddressRange* const other =
+      *device_.memory()->ReserveRange(taken, kUnnamedOwner);
+  ASSERT_TRUE(device_.memory()->Commit(other, PageCount(0), taken).ok());
+  EXPECT_TRUE(cache_->CheckInvariants().ok()) << cache_->CheckInvariants();
+  const auto cached = [&](size_t i) {
+    Tokens prompt(tokens[i].begin(), tokens[i].begin() + 160);
+    prompt.push_back(-1);
+    const PromptAdmission admission = Prompt(prompt);
+    prompt.resize(admission.cached_tokens);
+    EXPECT_TRUE(Has(admission.sequence, prompt));
+    Release(cache_.get(), admission.sequence);
+    return admission.cached_tokens;
+  };
+  EXPECT_EQ(cached(0), 160u);
+  EXPECT_LT(cached(1), 100u);
+  EXPECT_LT(cached(2), 100u);
+  device_.memory()->ReleaseRange(other, Fence());
+}
+
+// What was waited for has had its turn: then it goes in its order.
+TEST_P(KvCacheShareTest, WhatWasWaitedForGoesWhenItsTurnIsOver) {
+  const Tokens first = TokensFrom(0, 160);
+  const Tokens second = TokensFrom(1000, 160);
+  Release(cache_.get(), Published(first));
+  Release(cache_.get(), Published(second));
+  cache_->ExpectPrompt(first, 7);
+  cache_->AdvanceTurn(8);
+  const PageCount taken(400 - Pages(160, false) - 8);
+  AddressRange* const other =
+      *device_.memory()->ReserveRange(taken, kUnnamedOwner);
+  ASSERT_TRUE(device_.memory()->Commit(other, PageCount(0), taken).ok());
+  EXPECT_EQ(Prompt(Concat(second, {-1})).cached_tokens, 160u);
+  device_.memory()->ReleaseRange(other, Fence());
+}
+
 TEST_P(KvCacheShareTest, AShortSequenceLeavesTheBeginningOfALongPrefix) {
   const Tokens text = TokensFrom(0, 300);
   Release(cache_.get(), Published(text));

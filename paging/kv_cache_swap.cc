@@ -242,46 +242,98 @@ absl::Status KvCache::Impl::SwapIn(SequenceId id) {
     // From here on nobody takes the pages that it still has.
     Modify(region, [&](KvRegion* r) { r->set_used_tokens(rows->used_tokens); });
   }
-  absl::Status status = BackSwapped(region, *rows);
-  if (status.ok()) status = ReadIn(region, *rows, mapped);
+  absl::Status status = MapReturned(region, *rows);
+  std::vector<PageCount> present;
+  std::vector<PageCount> behind;
+  {
+    MutexLock lock(&state_mutex_);
+    present = MappedPages(*region);
+    for (const SwappedRows::Part& part : rows->parts)
+      behind.push_back(part.behind);
+  }
+  if (status.ok())
+    status = BackBehindGaps(region, behind, rows->used_tokens, PageCount(0));
+  if (status.ok()) status = ReadIn(region, *rows, present);
   MutexLock lock(&state_mutex_);
   if (!status.ok()) {
     Retreat(region, mapped);
     return status;
   }
   Sequence& sequence = sequences_[index];
+  ShowReturned(id, region, *rows);
   EndSwap(&sequence, mapped);
   sequence.batch = batch_;
   ++swaps_in_;
   return absl::OkStatus();
 }
 
-absl::Status KvCache::Impl::BackSwapped(KvRegion* region,
+PageHandle KvCache::Impl::FindReturned(const KeptPage& page, uint32_t group,
+                                       size_t slot) const {
+  const auto found = FindResident(page.back_in);
+  if (!found) return PageHandle();
+  const SharedSlots* const shared = sequences_[*found].region->shared();
+  if (shared == nullptr) return PageHandle();
+  const SharedSlots::Part& part = shared->parts[group];
+  return slot < part.pages.size() && part.stamps[slot] == page.stamp
+             ? part.pages[slot]
+             : PageHandle();
+}
+
+absl::Status KvCache::Impl::MapReturned(KvRegion* region,
                                         const SwappedRows& rows) {
-  // A region that forgot its tokens begins with the sinks; what has left a
-  // window since stays away.
-  std::vector<PlannedRun> sinks;
-  std::vector<uint32_t> gaps;
-  {
+  for (uint32_t group = 0; group < rows.parts.size(); ++group) {
+    const auto& kept = rows.parts[group].kept;
+    std::vector<PageHandle> pages;
+    PageCount first;
+    {
+      MutexLock lock(&state_mutex_);
+      first = region->committed(group);
+      for (auto slot = static_cast<size_t>(first.value()); slot < kept.size();
+           ++slot) {
+        const PageHandle page = FindReturned(*kept[slot], group, slot);
+        if (page == PageHandle()) break;
+        pages.push_back(page);
+      }
+    }
+    if (pages.empty()) continue;
+    QUIRE_RETURN_IF_ERROR(AwaitUnsharing(region));
+    const absl::Status status = memory_->CommitPages(
+        region->range(), Plus(geometry_.FirstPage(group), first), pages);
     MutexLock lock(&state_mutex_);
-    for (uint32_t group = 0; group < rows.parts.size(); ++group) {
-      const PageCount first = region->behind(group);
-      if (rows.parts[group].behind <= first) continue;
-      gaps.push_back(group);
-      if (!first.zero())
-        sinks.push_back({region, {group, PageCount(0), first}});
+    if (absl::IsDataLoss(status)) region->set_damaged();
+    QUIRE_RETURN_IF_ERROR(status);
+    Modify(region, [&](KvRegion* r) {
+      r->set_committed(group, Plus(first, PageCount(pages.size())));
+    });
+    EnterFirst(region, group, first.value() + pages.size());
+  }
+  return absl::OkStatus();
+}
+
+void KvCache::Impl::ShowReturned(SequenceId id, KvRegion* region,
+                                 const SwappedRows& rows) {
+  for (uint32_t group = 0; group < rows.parts.size(); ++group) {
+    const auto& kept = rows.parts[group].kept;
+    const bool others = std::any_of(
+        kept.begin(), kept.end(), [](const std::shared_ptr<KeptPage>& page) {
+          return page->written && page.use_count() > 1;
+        });
+    if (!others) continue;
+    EnterFirst(region, group, kept.size());
+    for (size_t slot = 0; slot < kept.size(); ++slot) {
+      kept[slot]->back_in = id;
+      kept[slot]->stamp = region->shared()->parts[group].stamps[slot];
     }
   }
-  QUIRE_RETURN_IF_ERROR(CommitRuns(sinks, Patience::kWait));
-  {
-    MutexLock lock(&state_mutex_);
-    for (const uint32_t group : gaps)
-      Modify(region, [&](KvRegion* r) {
-        r->ReopenGap(group, rows.parts[group].behind);
-      });
-  }
-  Demand demand{region, rows.used_tokens};
-  return Back(std::span(&demand, 1), PageCount(0)).status();
+}
+
+void KvCache::Impl::EnterFirst(KvRegion* region, uint32_t group,
+                               uint64_t slots) {
+  std::vector<PageHandle> pages;
+  memory_->AppendPages(region->range(), geometry_.FirstPage(group),
+                       PageCount(slots), &pages);
+  shared_.Enter(region, group, pages);
+  PublishReclaimable();
 }
 
 absl::Status KvCache::Impl::ReadIn(KvRegion* region, const SwappedRows& rows,

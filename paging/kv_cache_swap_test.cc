@@ -338,11 +338,87 @@ TEST_F(KvCacheSwapShareTest, WhatOnlySwappedSequencesHaveIsWrittenOutOnce) {
   EXPECT_EQ(cache_->GetStatistics().bytes_swapped_out,
             Bytes(15 * 4096 + 2 * (120 * 640 - 15 * 4096)));
   taker.GiveBack();
+  // The first one reads them in, the second has them from it.
   for (int i = 0; i < 2; ++i) {
     SwapIn(cache_.get(), ids_[i]);
     CheckRows(i);
   }
+  EXPECT_EQ(device_.live_pages(), 23u);
+  const KvCacheStatistics statistics = cache_->GetStatistics();
+  EXPECT_EQ(statistics.shared, KiB(15 * 4));
+  EXPECT_EQ(statistics.bytes_swapped_in, statistics.bytes_swapped_out);
   EXPECT_EQ(SwapTaken(*cache_), 0u);
+  // Out again, in another order.
+  for (const int i : {1, 0}) SwapOut(cache_.get(), ids_[i]);
+  EXPECT_EQ(device_.live_pages(), 15u);
+  ASSERT_TRUE(taker.Take(40).ok());
+  taker.GiveBack();
+  for (const int i : {1, 0}) SwapIn(cache_.get(), ids_[i]);
+  EXPECT_EQ(device_.live_pages(), 23u);
+  for (const int i : {0, 1}) CheckRows(i);
+}
+
+// Who comes second has what the first still has as it was: it went back to 40
+// tokens, which fill six pages, and wrote others.
+TEST_F(KvCacheSwapShareTest, WhatWasWrittenMeanwhileIsNotSharedAgain) {
+  for (const bool write : {false, true}) {
+    SwapOut(cache_.get(), ids_[0]);
+    SwapOut(cache_.get(), ids_[1]);
+    Taker taker(&device_, 40);
+    ASSERT_TRUE(taker.Take(40).ok());
+    taker.GiveBack();
+    SwapIn(cache_.get(), ids_[0]);
+    ASSERT_TRUE(cache_->Shrink(ids_[0], 40, Fence()).ok());
+    if (write) {
+      ASSERT_TRUE(Step(cache_.get(), ids_[0], 120).ok());
+      texts_[0] = Concat(TokensFrom(0, 40), TokensFrom(5000, 80));
+      TokenRows(*cache_, ids_[0]).Write(texts_[0], 40);
+    }
+    SwapIn(cache_.get(), ids_[1]);
+    CheckRows(1);
+    if (!write) {
+      ASSERT_TRUE(Step(cache_.get(), ids_[0], 120).ok());
+      texts_[0] = Concat(TokensFrom(0, 40), TokensFrom(3000, 80));
+      TokenRows(*cache_, ids_[0]).Write(texts_[0], 40);
+    }
+    CheckRows(0);
+    CheckRows(1);
+  }
+}
+
+// Written in place, and then shared with others: the second has its own rows.
+TEST_F(KvCacheSwapShareTest, WhatIsSharedAnewIsNotWhatWasSwappedOut) {
+  SwapOut(cache_.get(), ids_[0]);
+  SwapOut(cache_.get(), ids_[1]);
+  Taker taker(&device_, 40);
+  ASSERT_TRUE(taker.Take(40).ok());
+  taker.GiveBack();
+  SwapIn(cache_.get(), ids_[0]);
+  ASSERT_TRUE(cache_->Shrink(ids_[0], 40, Fence()).ok());
+  ASSERT_TRUE(Step(cache_.get(), ids_[0], 120).ok());
+  texts_[0] = Concat(TokensFrom(0, 40), TokensFrom(5000, 80));
+  TokenRows(*cache_, ids_[0]).Write(texts_[0], 40);
+  const auto child = cache_->Fork(ids_[0], stream_);
+  ASSERT_TRUE(child.ok()) << child.status();
+  SwapIn(cache_.get(), ids_[1]);
+  CheckRows(0);
+  CheckRows(1);
+}
+
+// Who came back first is gone again before the second comes.
+TEST_F(KvCacheSwapShareTest, WhoIsGoneAgainSharesNothing) {
+  SwapOut(cache_.get(), ids_[0]);
+  SwapOut(cache_.get(), ids_[1]);
+  Taker taker(&device_, 40);
+  ASSERT_TRUE(taker.Take(40).ok());
+  taker.GiveBack();
+  SwapIn(cache_.get(), ids_[0]);
+  Release(cache_.get(), ids_[0]);
+  ASSERT_TRUE(taker.Take(40).ok());
+  taker.GiveBack();
+  SwapIn(cache_.get(), ids_[1]);
+  CheckRows(1);
+  EXPECT_EQ(device_.live_pages(), 19u);
 }
 
 TEST_F(KvCacheSwapShareTest, WhoRemainsGetsAPageOfItsOwnBeforeItWrites) {

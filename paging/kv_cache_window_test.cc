@@ -265,6 +265,89 @@ TEST(KvCacheWindowTest, ARegionWithAGapServesTheNextSequenceWhole) {
   }
 }
 
+// The layers that see all tokens share pages, the others have copies of what is
+// left to them; each goes on by itself.
+TEST(KvCacheWindowTest, AForkHasWhatIsLeftAndDropsItsOwn) {
+  TestDevice device(64);
+  const auto cache = MakeCache(&device, WindowLayout(40, 20), EagerOptions());
+  const StreamId stream = *device.driver()->CreateStream(DeviceId(0));
+  const SequenceId parent = Admit(cache.get(), 200);
+  for (uint32_t layer = 0; layer < 4; ++layer)
+    Mark(*cache, parent, layer, 0, 200);
+  cache->EndBatch(Fence());
+  ASSERT_TRUE(Step(cache.get(), parent, 201).ok());
+  EXPECT_EQ(device.live_pages(), 13u + 5u);
+  const auto child = cache->Fork(parent, stream);
+  ASSERT_TRUE(child.ok()) << child.status();
+  EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+  ASSERT_TRUE(device.driver()->SynchronizeStream(stream).ok());
+  // Of 201 tokens 12 pages are shared, and one is copied; 5 are copied.
+  EXPECT_EQ(device.live_pages(), 18u + 6u);
+  const auto expect_rows = [&](SequenceId sequence) {
+    EXPECT_TRUE(AreMarked(*cache, sequence, 0, 0, 32));
+    EXPECT_TRUE(AreMarked(*cache, sequence, 2, 160, 200));
+    EXPECT_TRUE(AreMarked(*cache, sequence, 1, 0, 200));
+    EXPECT_TRUE(AreMarked(*cache, sequence, 3, 0, 200));
+  };
+  expect_rows(*child);
+  EXPECT_EQ(cache->Kept(*child, 0)->first, 161u);
+  EXPECT_EQ(cache->Shrink(*child, 150, Fence()).code(),
+            absl::StatusCode::kFailedPrecondition);
+  for (uint32_t layer = 0; layer < 4; ++layer)
+    Mark(*cache, *child, layer, 200, 201);
+  cache->EndBatch(Fence());
+  ASSERT_TRUE(Step(cache.get(), *child, 260).ok());
+  cache->EndBatch(Fence());
+  ASSERT_TRUE(Step(cache.get(), *child, 261).ok());
+  expect_rows(parent);
+  EXPECT_TRUE(AreMarked(*cache, *child, 1, 0, 201));
+  Release(cache.get(), parent);
+  EXPECT_TRUE(AreMarked(*cache, *child, 3, 0, 201));
+  Release(cache.get(), *child);
+  EXPECT_TRUE(device.driver()->DestroyStream(stream).ok());
+}
+
+// Every call of a fork is refused once.
+TEST(KvCacheWindowTest, AForkThatIsRefusedLeavesTheParentAsItWas) {
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kResourceExhausted, absl::StatusCode::kInternal}) {
+    for (uint64_t n = 1;; ++n) {
+      SCOPED_TRACE(n);
+      TestDevice device(64);
+      const auto cache =
+          MakeCache(&device, WindowLayout(40, 20), EagerOptions());
+      const StreamId stream = *device.driver()->CreateStream(DeviceId(0));
+      const SequenceId parent = Admit(cache.get(), 200);
+      for (uint32_t layer = 0; layer < 4; ++layer)
+        Mark(*cache, parent, layer, 0, 200);
+      cache->EndBatch(Fence());
+      ASSERT_TRUE(Step(cache.get(), parent, 201).ok());
+      device.driver()->FailCall(n, code);
+      const auto child = cache->Fork(parent, stream);
+      const bool fired = device.driver()->faults_fired() > 0;
+      device.driver()->ClearFaults();
+      EXPECT_TRUE(device.driver()->SynchronizeStream(stream).ok());
+      EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+      EXPECT_TRUE(AreMarked(*cache, parent, 0, 160, 200));
+      EXPECT_TRUE(AreMarked(*cache, parent, 1, 0, 200));
+      if (child.ok()) {
+        EXPECT_TRUE(AreMarked(*cache, *child, 0, 160, 200));
+        EXPECT_TRUE(AreMarked(*cache, *child, 1, 0, 200));
+        Release(cache.get(), *child);
+      } else {
+        EXPECT_EQ(cache->GetStatistics().sequences, 1u);
+      }
+      Release(cache.get(), parent);
+      EXPECT_TRUE(cache->Admit(300).ok());
+      EXPECT_TRUE(device.driver()->DestroyStream(stream).ok());
+      if (!fired) {
+        EXPECT_TRUE(child.ok()) << child.status();
+        break;
+      }
+    }
+  }
+}
+
 TEST(KvCacheWindowDeathTest, ATokenThatWasDroppedFaults) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   TestDevice device(64);

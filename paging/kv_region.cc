@@ -132,6 +132,7 @@ void KvRegion::AppendMissing(std::vector<PageRun>* runs) const {
 // ---- Windows ----
 
 void KvRegion::SetLimit(const KvTokenLimit& limit) {
+  limit_ = limit;
   const std::span<const KvLayerKind> kinds = geometry_->layout().kinds();
   kinds_.assign(kinds.begin(), kinds.end());
   for (KvLayerKind& kind : kinds_) kind = WithLimit(kind, limit);

@@ -164,9 +164,14 @@ class KvRegion {
   // Whether nothing was dropped that a sequence which goes back to `length` may
   // see. O(groups).
   bool CanGoBackTo(uint64_t length) const;
+  const KvTokenLimit& limit() const { return limit_; }
   // What a layer of a kind keeps under the limit.
   const KvLayerKind& kept_kind(uint32_t kind) const { return kinds_[kind]; }
-  // Whether nothing is ever dropped: no window, and no limit.
+  // Whether a part never drops anything: no window, and no limit.
+  bool KeepsAllTokens(uint32_t group) const {
+    return KindOf(group).window == 0;
+  }
+  // The same of all parts.
   bool KeepsAllTokens() const;
   // Of spare(), what is behind the windows.
   PageCount behind() const { return behind_; }
@@ -262,7 +267,8 @@ class KvRegion {
 
   const RegionGeometry* geometry_;
   AddressRange* range_;
-  std::vector<Part> parts_;         // by group
+  std::vector<Part> parts_;  // by group
+  KvTokenLimit limit_;
   std::vector<KvLayerKind> kinds_;  // of the layout, under the limit
   PageCount total_committed_;
   PageCount spare_;

@@ -45,6 +45,7 @@ void PrefixIndex::Remove(PrefixEntryId id) {
   const Entry& entry = At(id);
   if (entry.pins == 0) order_.erase(PlaceOf(id, entry));
   expiring_.erase({entry.until, id});
+  turns_.erase({entry.turn, id});
   entries_.erase(id);
 }
 
@@ -127,6 +128,28 @@ void PrefixIndex::AdvanceClock(uint64_t now) {
     SetPriority(expiring_.begin()->second, 0);
 }
 
+void PrefixIndex::Expect(PrefixEntryId id, uint64_t tokens, uint64_t turn) {
+  tokens = std::min(tokens, TokensOf(id));
+  const Entry& known = At(id);
+  if (tokens < known.expected_tokens || tokens == 0 ||
+      (tokens == known.expected_tokens && turn >= known.turn))
+    return;
+  Reorder(id, [&](Entry* entry) {
+    turns_.erase({entry->turn, id});
+    entry->expected_tokens = tokens;
+    entry->turn = turn;
+    turns_.insert({turn, id});
+  });
+}
+
+void PrefixIndex::AdvanceTurn(uint64_t turn) {
+  while (!turns_.empty() && turns_.begin()->first < turn) {
+    const PrefixEntryId id = turns_.begin()->second;
+    turns_.erase(turns_.begin());
+    Reorder(id, [](Entry* entry) { entry->expected_tokens = 0; });
+  }
+}
+
 // ---- Blocks -----------------------------------------------------------------
 
 Hash128 PrefixIndex::HashOf(const Block& above,
@@ -174,12 +197,12 @@ PrefixIndex::Block* PrefixIndex::AddBelow(Block* above, const Hash128& hash,
 }
 
 void PrefixIndex::MoveEnd(PrefixEntryId id, Block* to) {
-  Entry& entry = At(id);
-  Block* const from = entry.end;
+  Block* const from = At(id).end;
   if (from == to) return;
   std::erase(from->ends, id);
   to->ends.push_back(id);
-  entry.end = to;
+  // The place of an entry follows from how much it holds.
+  Reorder(id, [&](Entry* entry) { entry->end = to; });
   Prune(from);
 }
 
@@ -217,6 +240,7 @@ absl::Status PrefixIndex::CheckInvariants() const {
   }
   size_t unpinned = 0;
   size_t expiring = 0;
+  size_t expected = 0;
   for (const auto& [id, entry] : entries_) {
     if (std::count(entry.end->ends.begin(), entry.end->ends.end(), id) != 1)
       return absl::InternalError(
@@ -234,7 +258,18 @@ absl::Status PrefixIndex::CheckInvariants() const {
             absl::StrCat("prefix index: the priority of entry ", id.value(),
                          " does not end at ", entry.until));
     }
+    if (entry.expected_tokens > 0) {
+      ++expected;
+      if (!turns_.contains({entry.turn, id}))
+        return absl::InternalError(
+            absl::StrCat("prefix index: entry ", id.value(),
+                         " is not expected at ", entry.turn));
+    }
   }
+  if (expected != turns_.size())
+    return absl::InternalError(absl::StrCat("prefix index: ", expected,
+                                            " entries are expected, kept ",
+                                            turns_.size()));
   if (ends != entries_.size() || unpinned != order_.size() ||
       expiring != expiring_.size())
     return absl::InternalError(absl::StrCat(

@@ -15,9 +15,12 @@
 // are the same ones. Of two blocks with one hash the second is not indexed.
 //
 // What is held is given up in the order of Victims: entries of low priority
-// first, the least recently used of one priority first. A priority may end at a
-// time of the caller's clock: there is no other clock. Entries that are pinned,
-// those of sequences, are no victims. How many pages an entry gives is asked of
+// first; of one priority those that no prompt is expected to continue, the
+// least recently used first, and then the others, the latest turn first. An
+// entry that holds more than what is expected of it is one that nobody expects,
+// until it is truncated. A priority may end at a time of the caller's clock:
+// there is no other clock. Entries that are pinned, those of sequences, are no
+// victims. How many pages an entry gives is asked of
 // the caller at that time, since pages may be shared: one that gives none is
 // passed over.
 //
@@ -102,6 +105,17 @@ class PrefixIndex {
   // Priorities that have ended by `now` end. Time does not go back.
   void AdvanceClock(uint64_t now);
 
+  // A prompt that begins with the first `tokens` tokens of the entry has its
+  // turn at `turn`. Of several expectations the one of most tokens counts, of
+  // these the soonest.
+  void Expect(PrefixEntryId entry, uint64_t tokens, uint64_t turn);
+  // The tokens that are expected; 0: none are.
+  uint64_t ExpectedTokens(PrefixEntryId entry) const {
+    return At(entry).expected_tokens;
+  }
+  // Turns before `turn` are over, and what was expected for them.
+  void AdvanceTurn(uint64_t turn);
+
   struct Victim {
     PrefixEntryId entry;
     PageCount pages;  // that it gives
@@ -142,6 +156,7 @@ class PrefixIndex {
   // The order of giving up.
   struct Place {
     int32_t priority;
+    uint64_t soon;   // the larger, the sooner it is expected; 0: it is not
     uint64_t stamp;  // of the last use
     PrefixEntryId entry;
     friend auto operator<=>(const Place&, const Place&) = default;
@@ -152,6 +167,8 @@ class PrefixIndex {
     int32_t priority = 0;
     uint64_t until = UINT64_MAX;
     uint64_t stamp = 0;
+    uint64_t expected_tokens = 0;
+    uint64_t turn = 0;  // where tokens are expected
   };
   using Expiry = std::pair<uint64_t, PrefixEntryId>;
 
@@ -159,8 +176,12 @@ class PrefixIndex {
   const Entry& At(PrefixEntryId entry) const {
     return entries_.find(entry)->second;
   }
-  static Place PlaceOf(PrefixEntryId id, const Entry& entry) {
-    return {entry.priority, entry.stamp, id};
+  Place PlaceOf(PrefixEntryId id, const Entry& entry) const {
+    const bool expected =
+        entry.expected_tokens > 0 &&
+        entry.end->depth * options_.block_tokens <= entry.expected_tokens;
+    return {entry.priority, expected ? UINT64_MAX - entry.turn : 0, entry.stamp,
+            id};
   }
   // Takes the entry out of the order while `change` runs.
   template <typename Change>
@@ -183,6 +204,7 @@ class PrefixIndex {
   absl::flat_hash_map<PrefixEntryId, Entry> entries_;
   std::set<Place> order_;      // of what is not pinned
   std::set<Expiry> expiring_;  // priorities that end
+  std::set<Expiry> turns_;     // of what is expected
   uint64_t next_entry_ = 1;
   uint64_t next_stamp_ = 1;
   uint64_t now_ = 0;

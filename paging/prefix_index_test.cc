@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <random>
+#include <tuple>
 #include <vector>
 
 namespace quire {
@@ -153,6 +154,38 @@ TEST(PrefixIndexTest, APriorityEndsAtItsTime) {
   EXPECT_TRUE(index.CheckInvariants().ok()) << index.CheckInvariants();
 }
 
+TEST(PrefixIndexTest, WhatIsExpectedGoesLastAndTheLatestTurnFirst) {
+  PrefixIndex index(BlocksOf(1));
+  const PrefixEntryId a = Add(&index, {1, 5});
+  const PrefixEntryId b = Add(&index, {2});
+  const PrefixEntryId c = Add(&index, {3, 4, 5});
+  const PrefixEntryId d = Add(&index, {4});
+  for (const PrefixEntryId entry : {a, b, c, d}) index.Unpin(entry);
+  index.Expect(a, 2, 20);
+  index.Expect(b, 1, 30);
+  // Half of C: as a whole it is what nobody expects.
+  index.Expect(c, 2, 10);
+  EXPECT_EQ(index.ExpectedTokens(c), 2u);
+  EXPECT_THAT(Victims(index, 9), ElementsAre(c, d, b, a));
+  index.Truncate(c, 2);
+  EXPECT_THAT(Victims(index, 9), ElementsAre(d, b, a, c));
+  // More tokens count before a sooner turn, and that before a later one.
+  index.Expect(c, 1, 1);
+  index.Expect(c, 2, 40);
+  index.Expect(b, 1, 15);
+  EXPECT_THAT(Victims(index, 9), ElementsAre(d, a, b, c));
+  index.SetPriority(d, 1);
+  EXPECT_THAT(Victims(index, 9), ElementsAre(a, b, c, d));
+  // Turns that are over.
+  index.AdvanceTurn(11);
+  EXPECT_EQ(index.ExpectedTokens(c), 0u);
+  EXPECT_THAT(Victims(index, 9), ElementsAre(c, a, b, d));
+  index.Remove(a);
+  index.AdvanceTurn(1000);
+  EXPECT_THAT(Victims(index, 9), ElementsAre(b, c, d));
+  EXPECT_TRUE(index.CheckInvariants().ok()) << index.CheckInvariants();
+}
+
 // kvcached's measurement: where every eighth block of a page stays in use, the
 // least recently used blocks free next to nothing. What frees no page is no
 // victim.
@@ -204,6 +237,8 @@ struct Shadow {
   int32_t priority = 0;
   uint64_t until = UINT64_MAX;
   uint64_t used = 0;
+  uint64_t expected = 0;
+  uint64_t turn = 0;
 };
 
 class PrefixIndexModelTest : public ::testing::TestWithParam<int> {};
@@ -215,6 +250,7 @@ TEST_P(PrefixIndexModelTest, AgreesWithAMapOfTokenVectors) {
   const auto below = [&](uint64_t n) { return random() % n; };
   std::map<PrefixEntryId, Shadow> shadows;
   uint64_t clock = 0;
+  uint64_t now = 0;  // the turn
   uint64_t uses = 0;
 
   const auto random_tokens = [&] {
@@ -246,13 +282,13 @@ TEST_P(PrefixIndexModelTest, AgreesWithAMapOfTokenVectors) {
             ? shadows.end()
             : std::next(shadows.begin(),
                         static_cast<std::ptrdiff_t>(below(shadows.size())));
-    switch (any == shadows.end() ? 0 : below(10)) {
+    switch (any == shadows.end() ? 0 : below(12)) {
       case 0: {
         if (shadows.size() == 40) break;
         const Tokens tokens = random_tokens();
         const PrefixEntryId id = index.Add();
         index.Extend(id, tokens);
-        shadows[id] = {whole(tokens), 1, 0, UINT64_MAX, ++uses};
+        shadows[id] = {whole(tokens), 1, 0, UINT64_MAX, ++uses, 0, 0};
         break;
       }
       case 1:
@@ -299,6 +335,26 @@ TEST_P(PrefixIndexModelTest, AgreesWithAMapOfTokenVectors) {
         clock += below(10);
         index.AdvanceClock(clock);
         break;
+      case 10: {
+        Shadow& shadow = any->second;
+        const uint64_t most = below(shadow.tokens.size() + 3);
+        const uint64_t turn = now + below(40);
+        index.Expect(any->first, most, turn);
+        const uint64_t tokens = std::min<uint64_t>(most, shadow.tokens.size());
+        if (tokens > shadow.expected ||
+            (tokens == shadow.expected && tokens > 0 && turn < shadow.turn)) {
+          shadow.expected = tokens;
+          shadow.turn = turn;
+        }
+        break;
+      }
+      case 11:
+        now += below(6);
+        index.AdvanceTurn(now);
+        for (auto& [id, shadow] : shadows) {
+          if (shadow.turn < now) shadow.expected = 0;
+        }
+        break;
     }
     ASSERT_TRUE(index.CheckInvariants().ok()) << index.CheckInvariants();
 
@@ -329,10 +385,15 @@ TEST_P(PrefixIndexModelTest, AgreesWithAMapOfTokenVectors) {
     const auto priority = [&](const Shadow& shadow) {
       return shadow.until <= clock ? 0 : shadow.priority;
     };
+    const auto place = [&](const Shadow& shadow) {
+      const bool expected =
+          shadow.expected > 0 && shadow.tokens.size() <= shadow.expected;
+      return std::tuple(priority(shadow),
+                        expected ? UINT64_MAX - shadow.turn : 0, shadow.used);
+    };
     std::sort(unpinned.begin(), unpinned.end(),
               [&](const auto& a, const auto& b) {
-                return std::pair(priority(a.second), a.second.used) <
-                       std::pair(priority(b.second), b.second.used);
+                return place(a.second) < place(b.second);
               });
     const uint64_t wanted = below(20);
     std::vector<PrefixEntryId> expected;

@@ -4,11 +4,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "paging/awaited_prompts.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/verdict.h"
 
 namespace quire {
 namespace {
+
+// Prompts that a step begins to expect at most: hashing one takes as long as a
+// step of all that run.
+constexpr int kExpectedPerStep = 4;
 
 // What is missing, where the error says so.
 Bytes Shortfall(const absl::Status& shortage) {
@@ -53,7 +58,10 @@ Scheduler::Scheduler(SequenceCache* cache, const SchedulerOptions& options,
       policy_(std::move(policy)),
       swap_(swap),
       token_source_(std::move(token_source)),
-      batch_limit_(batch_limit) {}
+      batch_limit_(batch_limit) {
+  if (token_source_ && options_.expected_prompts > 0)
+    expected_ = std::make_unique<AwaitedPrompts>();
+}
 
 Scheduler::~Scheduler() {
   ReleaseEnded().IgnoreError();
@@ -85,6 +93,7 @@ absl::Status Scheduler::Cancel(RequestId id, const Fence& fence) {
     const auto it = requests->find(id);
     if (it == requests->end()) continue;
     const SequenceId sequence = it->second.sequence;
+    StopExpecting(id, &it->second);
     requests->erase(it);
     std::erase_if(plan_, [&](const ScheduledTokens& scheduled) {
       return scheduled.request == id;
@@ -108,15 +117,19 @@ absl::StatusOr<std::span<const ScheduledTokens>> Scheduler::Schedule() {
   preempted_ = false;
   QUIRE_RETURN_IF_ERROR(SeatOldest());
   QUIRE_ASSIGN_OR_RETURN(const Room room, BackRunning());
-  if (!options_.prepare_next)
+  if (!options_.prepare_next) {
     QUIRE_RETURN_IF_ERROR(AdmitWaiting(room, For::kThisStep));
+    ExpectMore();
+  }
   return plan_;
 }
 
 absl::Status Scheduler::PrepareNext() {
   if (!options_.prepare_next) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(ReleaseEnded());
-  return AdmitWaiting(NextRoom(), For::kNextStep);
+  QUIRE_RETURN_IF_ERROR(AdmitWaiting(NextRoom(), For::kNextStep));
+  ExpectMore();
+  return absl::OkStatus();
 }
 
 absl::Status Scheduler::SeatOldest() {
@@ -157,6 +170,11 @@ absl::Status Scheduler::Seat(uint64_t tokens) {
         cache_->AdmitPrompt(token_source_(id).first(request.tokens)));
     request.sequence = admission.sequence;
     request.computed = admission.cached_tokens;
+    StopExpecting(id, &request);
+    if (expected_ != nullptr) {
+      cache_->AdvanceTurn(id.value() + 1);
+      ExpectAgain(id, request.tokens);
+    }
     statistics_.cached_tokens += admission.cached_tokens;
     tokens = request.tokens;
   } else {
@@ -375,6 +393,7 @@ absl::Status Scheduler::Complete(std::span<const RequestId> ended,
         (request.ends || request.tokens + 1 == request.max_tokens);
     if (scheduled.count > 1 || ends)
       status.Update(Publish(scheduled.request, request));
+    if (ends) ExpectAgain(scheduled.request, request.computed);
     if (!scheduled.needs_logits) continue;
     ++request.tokens;
     if (!ends) continue;
@@ -392,6 +411,38 @@ absl::Status Scheduler::Publish(RequestId id, const Request& request) const {
   if (!token_source_) return absl::OkStatus();
   return cache_->Publish(request.sequence,
                          token_source_(id).first(request.computed));
+}
+
+// ---- Prompts to come --------------------------------------------------------
+
+void Scheduler::ExpectMore() {
+  if (expected_ == nullptr) return;
+  auto next = waiting_.upper_bound(last_expected_);
+  for (int i = 0; i < kExpectedPerStep && next != waiting_.end() &&
+                  expected_->prompts() < options_.expected_prompts;
+       ++i, ++next) {
+    auto& [id, request] = *next;
+    const std::span<const int32_t> prompt =
+        token_source_(id).first(request.tokens);
+    expected_->Add(id.value(), prompt);
+    request.expected = true;
+    last_expected_ = id;
+    cache_->ExpectPrompt(prompt, id.value());
+  }
+}
+
+void Scheduler::StopExpecting(RequestId id, Request* request) {
+  if (!request->expected) return;
+  request->expected = false;
+  expected_->Remove(id.value(), token_source_(id).first(request->tokens));
+}
+
+void Scheduler::ExpectAgain(RequestId id, uint64_t tokens) {
+  if (expected_ == nullptr || expected_->prompts() == 0) return;
+  const std::span<const int32_t> text = token_source_(id).first(tokens);
+  const AwaitedPrompts::Found found = expected_->Find(text);
+  if (found.tokens > 0)
+    cache_->ExpectPrompt(text.first(found.tokens), found.turn);
 }
 
 SchedulerStatistics Scheduler::GetStatistics() const {

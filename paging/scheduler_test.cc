@@ -248,6 +248,51 @@ TEST_F(SchedulerTest, RequestsStartBehindTheirPrefixAndPublishWhatTheyCompute) {
   EXPECT_EQ(scheduler_->GetStatistics().cached_tokens, 16u + 9u);
 }
 
+// Four conversations of which 1, 3 and 4 begin alike; one runs at a time.
+TEST_F(SchedulerTest, TheCacheIsToldWhichPromptsWait) {
+  SchedulerOptions options = Options();
+  options.max_num_seqs = 1;
+  options.expected_prompts = 2;
+  cache_ = std::make_unique<CountingCache>(200, 1000);
+  std::vector<std::vector<int32_t>> texts(5, std::vector<int32_t>(300, 7));
+  texts[2].assign(300, 8);
+  scheduler_ = *Scheduler::Create(
+      cache_.get(), options, nullptr, nullptr, [&](RequestId id) {
+        return std::span<const int32_t>(texts[id.value()]);
+      });
+  const auto step = [&] {
+    const auto planned = *scheduler_->Schedule();
+    for (const ScheduledTokens& item : planned)
+      *cache_->written(item.sequence) += item.count;
+    EXPECT_TRUE(scheduler_->Complete({}, Fence()).ok());
+  };
+  const auto told = [&] { return std::exchange(cache_->expected, {}); };
+  using Prompt = std::pair<uint64_t, uint64_t>;
+  Add(290, 2);
+  Add(280, 1);
+  Add(270, 1);
+  Add(260, 1);
+  // Two of those that wait are looked at.
+  step();
+  EXPECT_THAT(told(), ElementsAre(Prompt(280, 2), Prompt(270, 3)));
+  // The first ends. Whole chunks of it are what the third begins with.
+  step();
+  EXPECT_THAT(told(), ElementsAre(Prompt(256, 3)));
+  // The second is admitted, which is like no other; the fourth is looked at.
+  step();
+  EXPECT_THAT(cache_->turns, ElementsAre(2u, 3u));
+  EXPECT_THAT(told(), ElementsAre(Prompt(260, 4)));
+  // The third is, which is also at its end what the fourth begins with.
+  step();
+  EXPECT_THAT(cache_->turns, ElementsAre(2u, 3u, 4u));
+  EXPECT_THAT(told(), ElementsAre(Prompt(256, 4), Prompt(256, 4)));
+  // Nobody waits for what is cancelled.
+  Add(250, 1);
+  ASSERT_TRUE(scheduler_->Cancel(RequestId(5), Fence()).ok());
+  step();
+  EXPECT_THAT(told(), IsEmpty());
+}
+
 TEST_F(SchedulerTest, PrepareNextTakesTheCallsOfTheCacheOutOfTheStep) {
   SchedulerOptions options = Options();
   options.prepare_next = true;

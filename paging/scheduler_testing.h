@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -56,6 +57,11 @@ class CountingCache : public SequenceCache, public SequenceSwap {
     published.push_back(tokens.size());
     return absl::OkStatus();
   }
+
+  void ExpectPrompt(std::span<const int32_t> tokens, uint64_t turn) override {
+    expected.emplace_back(tokens.size(), turn);
+  }
+  void AdvanceTurn(uint64_t turn) override { turns.push_back(turn); }
 
   absl::Status Step(std::span<const SequenceStep> steps) override {
     uint64_t wanted = 0;
@@ -137,7 +143,9 @@ class CountingCache : public SequenceCache, public SequenceSwap {
 
   bool refuse_swaps = false;
   uint64_t prefix = 0;
-  std::vector<uint64_t> published;  // tokens of each call
+  std::vector<uint64_t> published;                      // tokens of each call
+  std::vector<std::pair<uint64_t, uint64_t>> expected;  // tokens and turn
+  std::vector<uint64_t> turns;
 
  private:
   struct Sequence {

@@ -62,6 +62,7 @@ void SharedPages::Enter(KvRegion* region, uint32_t group,
   const size_t entered = part.pages.size();
   if (pages.size() <= entered) return;
   part.pages.assign(pages.begin(), pages.end());
+  part.stamps.resize(pages.size(), ++last_stamp_);
   part.needed =
       std::min(pages.size(),
                static_cast<size_t>(
@@ -85,6 +86,7 @@ void SharedPages::Update(KvRegion* region) {
     part.pages.resize(
         std::min(part.pages.size(),
                  static_cast<size_t>(region->committed(group).value())));
+    part.stamps.resize(part.pages.size());
     part.needed =
         std::min(part.pages.size(),
                  static_cast<size_t>(
@@ -102,6 +104,7 @@ void SharedPages::Strike(KvRegion* region, uint32_t group, size_t first) {
   SharedSlots::Part& part = slots->parts[group];
   Count(*slots, part, first, /*add=*/false);
   part.pages.resize(first);
+  part.stamps.resize(first);
   part.needed = std::min(part.needed, first);
   Settle(slots);
 }

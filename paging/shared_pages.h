@@ -36,7 +36,9 @@ class RegionGeometry;
 struct SharedSlots {
   struct Part {
     std::vector<PageHandle> pages;  // of slots from 0 on
-    size_t needed = 0;              // the first so many
+    // When each was entered: rows stay as they are as long as this does.
+    std::vector<uint64_t> stamps;
+    size_t needed = 0;  // the first so many
   };
   std::vector<Part> parts;  // by group
   bool parked = false;
@@ -101,6 +103,7 @@ class SharedPages {
   const RegionGeometry* const geometry_;
   absl::flat_hash_map<PageHandle, Uses> pages_;
   Excess excess_;
+  uint64_t last_stamp_ = 0;
 };
 
 }  // namespace quire

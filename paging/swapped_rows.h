@@ -5,7 +5,9 @@
 // unmapping them would free nothing. They are the first ones of each part, and
 // have host memory set aside. When memory is short and nobody else needs them,
 // they are written out too, from the end, once for all sequences that have them
-// (KeptPage).
+// (KeptPage). The first of these that comes back reads them in, and the others
+// have its pages then, as before, as long as it stands on the books of
+// SharedPages with them.
 
 #ifndef QUIRE_PAGING_SWAPPED_ROWS_H_
 #define QUIRE_PAGING_SWAPPED_ROWS_H_
@@ -19,6 +21,7 @@
 #include "paging/kv_region.h"
 #include "paging/swap_space.h"
 #include "quire/alloc/units.h"
+#include "quire/paging/sequence_id.h"
 
 namespace quire {
 
@@ -31,6 +34,10 @@ struct KeptPage {
   const SwapBlocks block;  // one
   bool written = false;    // to the block
   uint64_t mapped = 0;     // swapped-out sequences that it lies under
+  // Who has its rows again, since they were read in, and since when they stand
+  // on the books.
+  SequenceId back_in;
+  uint64_t stamp = 0;
 };
 
 struct SwappedRows {

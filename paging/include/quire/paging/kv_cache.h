@@ -22,7 +22,8 @@
 // of a sequence belong to; AdmitPrompt maps the pages of the longest published
 // beginning of a prompt under the new sequence, whoever has them, also a
 // sequence that was released: its pages are kept for that until memory is
-// needed, those of low priority and those used least recently first. Fork makes
+// needed, those of low priority first, then those that no waiting prompt begins
+// with (ExpectPrompt), and of these the ones used least recently. Fork makes
 // a sequence with all rows of another. Rows on a page that cannot be shared
 // whole are copied on the device. No page is written while it is shared.
 // Only sequences that keep all tokens share: no window, and no limit.
@@ -191,6 +192,10 @@ class KvCache : public SequenceCache,
   // before).
   absl::Status Publish(SequenceId sequence,
                        std::span<const int32_t> tokens) override;
+  // O(tokens). Counts for who holds the most of them, where that is kept after
+  // its sequence.
+  void ExpectPrompt(std::span<const int32_t> tokens, uint64_t turn) override;
+  void AdvanceTurn(uint64_t turn) override;
   // A step to fewer tokens is refused as Shrink is. O(steps) where no sequence
   // crosses into a new page. Rows that are written again after a Shrink get
   // pages of their own where theirs are shared: this waits for the fence of the

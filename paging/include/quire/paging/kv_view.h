@@ -25,6 +25,11 @@ struct KvLayerView {
   DeviceAddress key_scales;
   DeviceAddress value_scales;
 
+  // A token sees the last `window` tokens, itself included, and of those before
+  // them the first `sinks`; 0: all. Rows of others may be gone.
+  uint64_t window = 0;
+  uint64_t sinks = 0;
+
   // Token t is row t % 2^block_shift of block block_table[t >> block_shift].
   // The table is in host memory and valid until the next call of the cache that
   // names the sequence: a launch that is only queued takes a copy. Null:

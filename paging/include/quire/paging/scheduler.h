@@ -55,6 +55,8 @@
 
 namespace quire {
 
+class AwaitedPrompts;
+
 struct SchedulerOptions {
   uint32_t max_num_seqs = 256;             // that run at once
   uint32_t max_num_batched_tokens = 2048;  // of a step
@@ -68,6 +70,9 @@ struct SchedulerOptions {
   // are then admitted one step ahead, with memory for all of their prompts.
   // Else Complete releases, Schedule admits, and PrepareNext does nothing.
   bool prepare_next = false;
+  // Of the requests that wait, the first so many are told to the cache, where
+  // there is a TokenSource: it keeps the beginnings of their prompts longest.
+  uint32_t expected_prompts = 1024;
 };
 
 // The tokens of a request, prompt and decoded ones, at least up to the last
@@ -156,6 +161,7 @@ class Scheduler {
     uint32_t scheduled = 0;  // in the step under way
     bool ends = false;       // with the step under way
     uint64_t backed = 0;     // by its admission
+    bool expected = false;   // its prompt is in expected_
 
     uint64_t remaining() const { return tokens - computed; }
     // Of these, what is neither in the step nor backed yet.
@@ -199,6 +205,14 @@ class Scheduler {
   void ForgetPlan();
   absl::Status Publish(RequestId id, const Request& request) const;
 
+  // Tells the cache of some more of the prompts that wait.
+  void ExpectMore();
+  // Does not expect the prompt any more.
+  void StopExpecting(RequestId id, Request* request);
+  // The first `tokens` tokens of the request lie in the cache: tells it who of
+  // those that wait begins alike.
+  void ExpectAgain(RequestId id, uint64_t tokens);
+
   absl::Status ReleaseEnded();
   // Makes memory free: of what ended, else of a victim. False where there is
   // neither.
@@ -217,6 +231,9 @@ class Scheduler {
   Requests running_;
   Requests waiting_;
   uint64_t last_request_ = 0;
+  // Prompts of requests that wait; null: they are not looked at.
+  std::unique_ptr<AwaitedPrompts> expected_;
+  RequestId last_expected_;  // in it, or once in it
   Fence last_fence_;  // of the last step: covers what the running ones use
   std::vector<ScheduledTokens> plan_;
   bool preempted_ = false;         // by the step under way

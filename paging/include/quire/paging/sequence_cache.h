@@ -92,6 +92,13 @@ class SequenceCache {
                                std::span<const int32_t> /*tokens*/) {
     return absl::OkStatus();
   }
+  // A prompt that begins with `tokens` waits for its turn: a cache that keeps
+  // prefixes may keep these rows longer than what nobody waits for, the longer
+  // the sooner the turn is. Turns are numbers in the order of admission.
+  virtual void ExpectPrompt(std::span<const int32_t> /*tokens*/,
+                            uint64_t /*turn*/) {}
+  // Turns before `turn` are over.
+  virtual void AdvanceTurn(uint64_t /*turn*/) {}
   // Backs every sequence up to its length: all, or none and an error, which is
   // kResourceExhausted where memory is short and the hooks of the device memory
   // gave up nothing; they may release sequences of this cache. A length below
