@@ -1,115 +1,138 @@
 #include "paging/block_pool.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 
 namespace quire {
 
-BlockPool::BlockPool(uint32_t blocks) : index_(blocks), blocks_(blocks) {
-  for (BlockId block = 0; block < blocks; ++block) {
-    clean_.push_back(block);
-    blocks_[block].list = &clean_;
-    blocks_[block].place = std::prev(clean_.end());
-  }
+void BlockPool::Append(BlockId id, ListId to) {
+  List& list = lists_[to];
+  Block& block = blocks_[id];
+  block.list = to;
+  block.previous = list.last;
+  block.next = kNoBlock;
+  (list.last == kNoBlock ? list.first : blocks_[list.last].next) = id;
+  list.last = id;
+  ++list.size;
 }
 
-void BlockPool::Move(BlockId id, List* to) {
-  Block& block = blocks_[id];
-  to->splice(to->end(), *block.list, block.place);
-  block.list = to;
+void BlockPool::Unlink(BlockId id) {
+  const Block& block = blocks_[id];
+  List& list = lists_[block.list];
+  (block.previous == kNoBlock ? list.first : blocks_[block.previous].next) =
+      block.next;
+  (block.next == kNoBlock ? list.last : blocks_[block.next].previous) =
+      block.previous;
+  --list.size;
 }
 
 // Where the driver cannot tell, the work may still be running.
-bool BlockPool::HasCooled(Block* block) {
+bool BlockPool::HasCooled(BlockId id) {
+  const auto found = fences_.find(id);
+  if (found == fences_.end()) return true;
   const auto complete = [](const Fence& fence) {
     return fence.IsComplete().value_or(false);
   };
-  block->fences.erase(
-      std::remove_if(block->fences.begin(), block->fences.end(), complete),
-      block->fences.end());
-  return block->fences.empty();
+  Fences& fences = found->second;
+  fences.erase(std::remove_if(fences.begin(), fences.end(), complete),
+               fences.end());
+  if (!fences.empty()) return false;
+  fences_.erase(found);
+  return true;
 }
 
 // Blocks that were given up together have one fence, of which the driver is
 // asked once.
 void BlockPool::Harvest() {
   std::optional<Fence> running;
-  for (auto next = cooling_.begin(); next != cooling_.end();) {
-    const BlockId id = *next++;
-    Block& block = blocks_[id];
-    if (block.fences.front() == running) continue;
-    if (HasCooled(&block)) {
+  for (BlockId next = lists_[kCooling].first; next != kNoBlock;) {
+    const BlockId id = next;
+    next = blocks_[id].next;
+    if (fences_.at(id).front() == running) continue;
+    if (HasCooled(id)) {
       Move(id, FreeList(id));
     } else {
-      running = block.fences.front();
+      running = fences_.at(id).front();
     }
   }
 }
 
 std::optional<BlockId> BlockPool::Take() {
-  BlockId id = kNoBlock;
-  if (!clean_.empty()) {
-    id = clean_.front();
-  } else {
-    const auto leaf = std::ranges::find_if(
-        kept_, [&](BlockId b) { return index_.IsLeaf(b); });
-    if (leaf == kept_.end()) return std::nullopt;
-    id = *leaf;
+  BlockId id = lists_[kClean].first;
+  if (id == kNoBlock && blocks_.size() < size_) {
+    id = static_cast<BlockId>(blocks_.size());
+    blocks_.emplace_back();
+    Append(id, kClean);
+  }
+  if (id == kNoBlock) {
+    id = lists_[kKept].first;
+    while (id != kNoBlock && !index_.IsLeaf(id)) id = blocks_[id].next;
+    if (id == kNoBlock) return std::nullopt;
     index_.Remove(id);
     ++evictions_;
   }
   blocks_[id].references = 1;
-  Move(id, &used_);
+  Move(id, kUsed);
   return id;
 }
 
 // Without a clean block and a kept leaf, the leaves behind what is kept are in
 // use or cool; and those behind a block in use hold nothing up.
 Fence BlockPool::NextFence() const {
-  return cooling_.empty() ? Fence() : blocks_[cooling_.front()].fences.front();
+  const BlockId first = lists_[kCooling].first;
+  return first == kNoBlock ? Fence() : fences_.at(first).front();
 }
 
 void BlockPool::Reference(BlockId id) {
-  if (blocks_[id].references++ == 0) Move(id, &used_);
+  if (blocks_[id].references++ == 0) Move(id, kUsed);
 }
 
 // Whether the fence is complete is asked in Harvest, once for all blocks. But a
 // block that always has some holder is never harvested, and must not collect
 // the fences of all who ever had it.
 void BlockPool::Unreference(BlockId id, const Fence& fence) {
-  Block& block = blocks_[id];
-  if (!block.fences.empty()) HasCooled(&block);
-  if (fence != Fence() &&
-      std::ranges::find(block.fences, fence) == block.fences.end())
-    block.fences.push_back(fence);
-  if (--block.references > 0) return;
-  Move(id, block.fences.empty() ? FreeList(id) : &cooling_);
+  bool cooled = HasCooled(id);
+  if (fence != Fence()) {
+    Fences& fences = fences_[id];
+    if (std::ranges::find(fences, fence) == fences.end())
+      fences.push_back(fence);
+    cooled = false;
+  }
+  if (--blocks_[id].references > 0) return;
+  Move(id, cooled ? FreeList(id) : kCooling);
 }
 
 absl::Status BlockPool::CheckInvariants() const {
-  const List* const lists[] = {&used_, &cooling_, &kept_, &clean_};
   size_t listed = 0;
-  for (const List* list : lists) {
-    for (auto at = list->begin(); at != list->end(); ++at) {
-      const Block& block = blocks_[*at];
-      ++listed;
-      if (block.list != list || block.place != at)
+  for (int number = 0; number < kLists; ++number) {
+    const auto list = static_cast<ListId>(number);
+    BlockId previous = kNoBlock;
+    uint32_t size = 0;
+    for (BlockId id = lists_[list].first; id != kNoBlock;
+         previous = id, id = blocks_[id].next) {
+      const Block& block = blocks_[id];
+      ++size;
+      if (block.list != list || block.previous != previous ||
+          ++listed > blocks_.size())
         return absl::InternalError(
-            absl::StrCat("block ", *at, " is on a list that it does not know"));
-      const bool indexed = index_.Contains(*at);
-      const bool fits = list == &used_      ? block.references > 0
-                        : list == &cooling_ ? !block.fences.empty()
-                        : list == &kept_    ? indexed && block.fences.empty()
-                                            : !indexed && block.fences.empty();
-      if (!fits || (list != &used_ && block.references > 0))
+            absl::StrCat("block ", id, " is on a list that it does not know"));
+      const bool indexed = index_.Contains(id);
+      const bool cools = fences_.contains(id);
+      const bool fits = list == kUsed      ? block.references > 0
+                        : list == kCooling ? cools
+                        : list == kKept    ? indexed && !cools
+                                           : !indexed && !cools;
+      if (!fits || (list != kUsed && block.references > 0))
         return absl::InternalError(absl::StrCat(
-            "block ", *at, " with ", block.references, " references and ",
-            block.fences.size(), " fences is on the wrong list"));
+            "block ", id, " with ", block.references, " references, which ",
+            cools ? "cools" : "has cooled", ", is on the wrong list"));
     }
+    if (size != lists_[list].size || previous != lists_[list].last)
+      return absl::InternalError(absl::StrCat(
+          "list ", number, " has ", size, " blocks, kept ", lists_[list].size));
   }
-  if (listed != blocks_.size())
+  if (listed != blocks_.size() || listed > size_)
     return absl::InternalError(
         absl::StrCat(listed, " of ", blocks_.size(), " blocks are on a list"));
   return index_.CheckInvariants();

@@ -13,16 +13,20 @@
 // disturbs nobody; it is written again only when every fence under which it was
 // given up is complete.
 //
+// A pool may have many more blocks than are ever used at once: what is kept of
+// a block begins with its first use, and blocks that were used are used again
+// before others.
+//
 // Thread-compatible. O(1), but for Harvest.
 
 #ifndef QUIRE_PAGING_BLOCK_POOL_H_
 #define QUIRE_PAGING_BLOCK_POOL_H_
 
 #include <cstdint>
-#include <list>
 #include <optional>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "paging/block_prefix_index.h"
@@ -32,17 +36,16 @@ namespace quire {
 
 class BlockPool {
  public:
-  explicit BlockPool(uint32_t blocks);
+  explicit BlockPool(uint32_t blocks) : size_(blocks) {}
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  uint32_t size() const { return static_cast<uint32_t>(blocks_.size()); }
-  uint32_t free() const {
-    return static_cast<uint32_t>(cooling_.size() + kept_.size() +
-                                 clean_.size());
+  uint32_t size() const { return size_; }
+  uint32_t free() const { return size_ - lists_[kUsed].size; }
+  uint32_t kept() const { return lists_[kKept].size; }
+  uint32_t references(BlockId block) const {
+    return block < blocks_.size() ? blocks_[block].references : 0;
   }
-  uint32_t kept() const { return static_cast<uint32_t>(kept_.size()); }
-  uint32_t references(BlockId block) const { return blocks_[block].references; }
   // How many kept blocks were used again for something else.
   uint64_t evictions() const { return evictions_; }
   BlockPrefixIndex& index() { return index_; }
@@ -65,27 +68,42 @@ class BlockPool {
   absl::Status CheckInvariants() const;
 
  private:
-  using List = std::list<BlockId>;
+  // Where a block is that was used once.
+  enum ListId : uint8_t { kUsed, kCooling, kKept, kClean };
+  static constexpr int kLists = 4;
+  struct List {
+    BlockId first = kNoBlock;
+    BlockId last = kNoBlock;
+    uint32_t size = 0;
+  };
   struct Block {
     uint32_t references = 0;
-    List* list = nullptr;  // that it is on
-    List::iterator place;
-    // Incomplete when last asked, or not asked yet. More than one where holders
-    // gave it up at different times.
-    absl::InlinedVector<Fence, 1> fences;
+    ListId list = kClean;
+    BlockId previous = kNoBlock;  // on the list
+    BlockId next = kNoBlock;
   };
+  // More than one where holders gave a block up at different times.
+  using Fences = absl::InlinedVector<Fence, 1>;
 
-  // To the end of a list; nothing is allocated.
-  void Move(BlockId block, List* to);
+  void Append(BlockId block, ListId to);
+  void Unlink(BlockId block);
+  // To the end of a list.
+  void Move(BlockId block, ListId to) {
+    Unlink(block);
+    Append(block, to);
+  }
   // Forgets fences that are complete; whether all were.
-  static bool HasCooled(Block* block);
-  List* FreeList(BlockId block) {
-    return index_.Contains(block) ? &kept_ : &clean_;
+  bool HasCooled(BlockId block);
+  ListId FreeList(BlockId block) const {
+    return index_.Contains(block) ? kKept : kClean;
   }
 
+  const uint32_t size_;
   BlockPrefixIndex index_;
-  std::vector<Block> blocks_;
-  List used_, cooling_, kept_, clean_;
+  std::vector<Block> blocks_;  // those that were used; the others are clean
+  List lists_[kLists];
+  // Incomplete when last asked, or not asked yet; of blocks that have some.
+  absl::flat_hash_map<BlockId, Fences> fences_;
   uint64_t evictions_ = 0;
 };
 

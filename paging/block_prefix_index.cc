@@ -32,6 +32,7 @@ std::optional<BlockId> BlockPrefixIndex::Find(
 
 void BlockPrefixIndex::Insert(BlockId parent, std::span<const int32_t> tokens,
                               BlockId block) {
+  if (block >= entries_.size()) entries_.resize(size_t{block} + 1);
   entries_[block] = {.parent = parent,
                      .tokens = std::vector(tokens.begin(), tokens.end())};
   blocks_.insert(block);

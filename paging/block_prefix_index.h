@@ -31,9 +31,8 @@ inline constexpr BlockId kNoBlock = UINT32_MAX;
 
 class BlockPrefixIndex {
  public:
-  explicit BlockPrefixIndex(uint32_t blocks)
-      : entries_(blocks),
-        blocks_(0, Hash{&entries_, SipHashKey::Random()}, Equal{&entries_}) {}
+  BlockPrefixIndex()
+      : blocks_(0, Hash{&entries_, SipHashKey::Random()}, Equal{&entries_}) {}
   BlockPrefixIndex(const BlockPrefixIndex&) = delete;
   BlockPrefixIndex& operator=(const BlockPrefixIndex&) = delete;
 
@@ -43,7 +42,9 @@ class BlockPrefixIndex {
   // REQUIRES: `block` is not here; Find(parent, tokens) finds nothing; `parent`
   // is here, or kNoBlock.
   void Insert(BlockId parent, std::span<const int32_t> tokens, BlockId block);
-  bool Contains(BlockId block) const { return blocks_.contains(block); }
+  bool Contains(BlockId block) const {
+    return block < entries_.size() && blocks_.contains(block);
+  }
   // REQUIRES, of all below: `block` is here.
   BlockId Parent(BlockId block) const { return entries_[block].parent; }
   bool IsLeaf(BlockId block) const { return entries_[block].children == 0; }
@@ -80,7 +81,7 @@ class BlockPrefixIndex {
     bool operator()(BlockId block, const Key& key) const;
   };
 
-  Entries entries_;
+  Entries entries_;  // up to the largest block that was ever here
   absl::flat_hash_set<BlockId, Hash, Equal> blocks_;
 };
 

@@ -10,7 +10,7 @@ namespace {
 using Tokens = std::vector<int32_t>;
 
 TEST(BlockPrefixIndexTest, ABlockIsFoundBehindItsParentOnly) {
-  BlockPrefixIndex index(8);
+  BlockPrefixIndex index;
   index.Insert(kNoBlock, Tokens{1, 2}, 5);
   index.Insert(5, Tokens{3, 4}, 0);
   index.Insert(kNoBlock, Tokens{3, 4}, 7);
@@ -30,7 +30,7 @@ TEST(BlockPrefixIndexTest, ABlockIsFoundBehindItsParentOnly) {
 }
 
 TEST(BlockPrefixIndexTest, WhatIsRemovedIsFoundNoMore) {
-  BlockPrefixIndex index(4);
+  BlockPrefixIndex index;
   index.Insert(kNoBlock, Tokens{1}, 0);
   index.Insert(0, Tokens{2}, 1);
   index.Insert(0, Tokens{3}, 2);
@@ -51,7 +51,7 @@ TEST(BlockPrefixIndexTest, WhatIsRemovedIsFoundNoMore) {
 
 TEST(BlockPrefixIndexTest, EveryBlockOfALargeTreeIsFound) {
   constexpr BlockId kBlocks = 5000;
-  BlockPrefixIndex index(kBlocks);
+  BlockPrefixIndex index;
   // A tree with three children per block, told apart by their last token.
   const auto tokens = [](BlockId block) {
     return Tokens{7, -7, static_cast<int32_t>(block % 3)};

@@ -13,21 +13,6 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
-namespace {
-
-// kNotFound where there is no such sequence `to` do something with.
-template <typename Sequences>
-auto Find(Sequences& sequences, SequenceId id, const char* to)
-    -> absl::StatusOr<decltype(&sequences.begin()->second)> {
-  const auto found = sequences.find(id);
-  if (found == sequences.end())
-    return absl::NotFoundError(absl::StrCat(
-        "block-table KV cache: no sequence ", id.value(), " to ", to));
-  return &found->second;
-}
-
-}  // namespace
-
 // ---- Admission --------------------------------------------------------------
 
 absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryTake(
@@ -58,11 +43,14 @@ absl::Status BlockTableCacheImpl::CheckFreeSlot() const {
                                                    " sequences are in use"));
 }
 
-std::vector<BlockId> BlockTableCacheImpl::MakeTable() const {
-  std::vector<BlockId> table;
-  table.reserve(std::min<uint64_t>(
-      geometry_.BlocksFor(options_.max_sequence_length), pool_.size()));
-  return table;
+BlockTableCacheImpl::Tables BlockTableCacheImpl::MakeTables() const {
+  const uint64_t longest = geometry_.BlocksFor(options_.max_sequence_length);
+  Tables tables(geometry_.tables());
+  for (uint32_t table = 0; table < tables.size(); ++table) {
+    tables[table].blocks.reserve(std::min<uint64_t>(longest, pool_.size()));
+    tables[table].gone = GoneBehind(table, 0);
+  }
+  return tables;
 }
 
 SequenceId BlockTableCacheImpl::Insert(Sequence sequence) {
@@ -74,7 +62,7 @@ SequenceId BlockTableCacheImpl::Insert(Sequence sequence) {
 std::vector<BlockId> BlockTableCacheImpl::FindPrefix(
     std::span<const int32_t> prompt) const {
   std::vector<BlockId> blocks;
-  if (!options_.prefix_caching || prompt.empty()) return blocks;
+  if (!KeepsPrefixes() || prompt.empty()) return blocks;
   const size_t whole = (prompt.size() - 1) >> geometry_.block_shift();
   BlockId parent = kNoBlock;
   while (blocks.size() < whole) {
@@ -92,22 +80,29 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryAdmit(
     PromptAdmission* admission) {
   MutexLock lock(&mutex_);
   QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
-  Sequence sequence = {.table = MakeTable()};
+  Sequence sequence = {.tables = MakeTables(), .batch = batch_};
   for (const BlockId block : FindPrefix(prompt)) {
     // Taken now, so that it is not used for what the prompt lacks.
     pool_.Reference(block);
-    sequence.table.push_back(block);
+    sequence.tables[0].blocks.push_back(block);
   }
+  sequence.published = sequence.tables[0].blocks.size();
+  const uint64_t blocks = geometry_.BlocksFor(tokens);
   std::vector<BlockId> taken;
-  const auto wait = TryTake(geometry_.BlocksFor(tokens) - sequence.table.size(),
-                            options_.headroom_blocks, &taken);
+  const auto wait =
+      TryTake(CheckedMultiply(blocks, uint64_t{geometry_.tables()})
+                      .value_or(UINT64_MAX) -
+                  sequence.published,
+              options_.headroom_blocks, &taken);
   if (!wait.ok() || *wait) {
-    GiveBack(sequence.table, Fence());
+    GiveBack(sequence.tables, Fence());
     return wait;
   }
-  sequence.published = sequence.table.size();
   sequence.length = tokens;
-  sequence.table.insert(sequence.table.end(), taken.begin(), taken.end());
+  auto next = taken.begin();
+  for (Table& table : sequence.tables) {
+    while (table.blocks.size() < blocks) table.blocks.push_back(*next++);
+  }
   admission->cached_tokens = sequence.published << geometry_.block_shift();
   admission->sequence = Insert(std::move(sequence));
   prompt_tokens_ += prompt.size();
@@ -153,14 +148,20 @@ absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
                            Find(sequences_, parent, "fork"));
     QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
     const Sequence& from = *found;
-    Sequence sequence = {.length = from.length, .table = MakeTable()};
-    sequence.table.assign(
-        from.table.begin(),
-        from.table.begin() +
-            static_cast<ptrdiff_t>(geometry_.BlocksFor(from.length)));
+    Sequence sequence = {
+        .length = from.length, .tables = MakeTables(), .batch = from.batch};
+    for (uint32_t table = 0; table < geometry_.tables(); ++table) {
+      const std::span<const BlockId> blocks =
+          std::span(from.tables[table].blocks)
+              .first(geometry_.BlocksFor(from.length));
+      sequence.tables[table].gone = from.tables[table].gone;
+      sequence.tables[table].blocks.assign(blocks.begin(), blocks.end());
+      for (const BlockId block : blocks) {
+        if (block != kNoBlock) pool_.Reference(block);
+      }
+    }
     sequence.published = std::min<size_t>(
         from.published, from.length >> geometry_.block_shift());
-    for (const BlockId block : sequence.table) pool_.Reference(block);
     id = Insert(std::move(sequence));
   }
   CheckAfterMutation();
@@ -181,11 +182,12 @@ absl::Status BlockTableCacheImpl::Publish(SequenceId id,
       return absl::InvalidArgumentError(absl::StrCat(
           "block-table KV cache: sequence ", id.value(), " has ",
           sequence.length, " tokens, not ", tokens.size(), " to publish"));
-    if (!options_.prefix_caching) return absl::OkStatus();
+    if (!KeepsPrefixes()) return absl::OkStatus();
+    std::vector<BlockId>& table = sequence.tables[0].blocks;
     const size_t whole = tokens.size() >> geometry_.block_shift();
     for (size_t& i = sequence.published; i < whole; ++i) {
-      const BlockId parent = i == 0 ? kNoBlock : sequence.table[i - 1];
-      BlockId& block = sequence.table[i];
+      const BlockId parent = i == 0 ? kNoBlock : table[i - 1];
+      BlockId& block = table[i];
       const auto known = pool_.index().Find(parent, TokensOf(i, tokens));
       if (known == block) continue;
       if (known) {
@@ -205,149 +207,7 @@ absl::Status BlockTableCacheImpl::Publish(SequenceId id,
   return absl::OkStatus();
 }
 
-// ---- Steps ------------------------------------------------------------------
-
-absl::StatusOr<std::vector<BlockTableCacheImpl::Change>>
-BlockTableCacheImpl::Plan(std::span<const SequenceStep> steps) {
-  std::vector<Change> changes;
-  changes.reserve(steps.size());
-  // References that this step gives up: the last of several forks keeps the
-  // block.
-  absl::flat_hash_map<BlockId, uint32_t> given_up;
-  ++attempted_steps_;
-  for (const SequenceStep& step : steps) {
-    QUIRE_ASSIGN_OR_RETURN(Sequence* const found,
-                           Find(sequences_, step.sequence, "step"));
-    if (step.length > options_.max_sequence_length)
-      return absl::InvalidArgumentError(absl::StrCat(
-          "block-table KV cache: a step of sequence ", step.sequence.value(),
-          " to ", step.length, " tokens exceeds the maximum of ",
-          options_.max_sequence_length));
-    Sequence& sequence = *found;
-    if (std::exchange(sequence.step, attempted_steps_) == attempted_steps_)
-      return absl::InvalidArgumentError(
-          absl::StrCat("block-table KV cache: sequence ", step.sequence.value(),
-                       " is in one step twice"));
-    Change change = {.sequence = &sequence, .length = step.length};
-    if (step.length > sequence.length) {
-      // Rows from the old length on are written: where they lie in blocks that
-      // others read, or may find, they need blocks of their own.
-      const uint64_t needed = geometry_.BlocksFor(step.length);
-      const uint64_t present = sequence.table.size();
-      const size_t first = sequence.length >> geometry_.block_shift();
-      for (size_t i = first; i < std::min(needed, present); ++i) {
-        const BlockId block = sequence.table[i];
-        const bool shared = pool_.references(block) > 1 &&
-                            pool_.references(block) - given_up[block] > 1;
-        if (!shared && !pool_.index().Contains(block)) continue;
-        ++given_up[block];
-        const uint64_t rows =
-            i == first ? sequence.length & (geometry_.block_tokens() - 1) : 0;
-        change.replacements.push_back({i, rows});
-      }
-      change.additions = SaturatingSubtract(needed, present);
-    }
-    changes.push_back(std::move(change));
-  }
-  return changes;
-}
-
-absl::Status BlockTableCacheImpl::CopyBlock(BlockId from, BlockId to,
-                                            uint64_t rows) {
-  const uint64_t base = range_->address().value();
-  for (uint32_t group = 0; group < layout().groups(); ++group) {
-    const auto at = [&](BlockId block) {
-      return DeviceAddress(base + geometry_.Offset(group).value() +
-                           block * geometry_.BlockStride(group).value());
-    };
-    QUIRE_RETURN_IF_ERROR(memory_->driver()->CopyOnDevice(
-        at(to), at(from), Bytes(rows * layout().RowBytes(group).value()),
-        options_.stream));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status BlockTableCacheImpl::CopyRows(std::span<const Change> changes,
-                                           std::span<const BlockId> taken) {
-  for (const Change& change : changes) {
-    const std::span<const BlockId> own = taken.first(change.blocks());
-    taken = taken.subspan(change.blocks());
-    for (size_t i = 0; i < change.replacements.size(); ++i) {
-      const Replacement& replacement = change.replacements[i];
-      if (replacement.rows == 0) continue;
-      QUIRE_RETURN_IF_ERROR(CopyBlock(change.sequence->table[replacement.place],
-                                      own[i], replacement.rows));
-      ++block_copies_;
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryStep(
-    std::span<const SequenceStep> steps) {
-  MutexLock lock(&mutex_);
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<Change> changes, Plan(steps));
-  uint64_t count = 0;
-  for (const Change& change : changes) count += change.blocks();
-  std::vector<BlockId> taken;
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<Fence> wait,
-                         TryTake(count, 0, &taken));
-  if (wait) return wait;
-  const absl::Status copied = CopyRows(changes, taken);
-  if (!copied.ok()) {
-    GiveBack(taken, Fence());
-    return copied;
-  }
-
-  auto next = taken.begin();
-  for (const Change& change : changes) {
-    Sequence& sequence = *change.sequence;
-    for (const Replacement& replacement : change.replacements) {
-      pool_.Unreference(
-          std::exchange(sequence.table[replacement.place], *next++), Fence());
-      sequence.published = std::min(sequence.published, replacement.place);
-    }
-    for (uint64_t i = 0; i < change.additions; ++i)
-      sequence.table.push_back(*next++);
-    sequence.length = change.length;
-  }
-  return std::nullopt;
-}
-
-absl::Status BlockTableCacheImpl::Step(std::span<const SequenceStep> steps) {
-  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
-  for (;;) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<Fence> wait, TryStep(steps));
-    if (!wait) break;
-    QUIRE_RETURN_IF_ERROR(wait->Wait());
-  }
-  CheckAfterMutation();
-  return absl::OkStatus();
-}
-
-absl::Status BlockTableCacheImpl::Shrink(SequenceId id, uint64_t length,
-                                         const Fence& fence) {
-  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
-  {
-    MutexLock lock(&mutex_);
-    QUIRE_ASSIGN_OR_RETURN(Sequence* const found,
-                           Find(sequences_, id, "shrink"));
-    Sequence& sequence = *found;
-    if (length > sequence.length)
-      return absl::InvalidArgumentError(absl::StrCat(
-          "block-table KV cache: sequence ", id.value(), " has ",
-          sequence.length, " tokens and cannot shrink to ", length));
-    const size_t kept = geometry_.BlocksFor(length);
-
-    GiveBack(std::span(sequence.table).subspan(kept), fence);
-    sequence.table.resize(kept);
-    sequence.published =
-        std::min<size_t>(sequence.published, length >> geometry_.block_shift());
-    sequence.length = length;
-  }
-  CheckAfterMutation();
-  return absl::OkStatus();
-}
+// ---- Reading and ending ----------------------------------------------------
 
 absl::Status BlockTableCacheImpl::Release(SequenceId id, const Fence& fence) {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
@@ -355,7 +215,7 @@ absl::Status BlockTableCacheImpl::Release(SequenceId id, const Fence& fence) {
     MutexLock lock(&mutex_);
     QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
                            Find(sequences_, id, "release"));
-    GiveBack(sequence->table, fence);
+    GiveBack(sequence->tables, fence);
     sequences_.erase(id);
   }
   CheckAfterMutation();
@@ -377,7 +237,8 @@ uint64_t BlockTableCacheImpl::AdmissibleTokens() const {
   MutexLock lock(&mutex_);
   if (!CheckFreeSlot().ok()) return 0;
   const uint64_t blocks =
-      SaturatingSubtract(pool_.free(), options_.headroom_blocks);
+      SaturatingSubtract(pool_.free(), options_.headroom_blocks) /
+      geometry_.tables();
   return std::min(blocks << geometry_.block_shift(),
                   options_.max_sequence_length);
 }
@@ -400,13 +261,16 @@ absl::StatusOr<KvLayerView> BlockTableCacheImpl::View(SequenceId id,
   view.value_stride = place.values.row_stride;
   view.key_scales = at(place.keys, place.keys.scales);
   view.value_scales = at(place.values, place.values.scales);
+  const uint32_t table = geometry_.TableOf(place.keys.group);
+  view.window = geometry_.Kept(table).window;
+  view.sinks = geometry_.Kept(table).sinks;
   view.block_shift = geometry_.block_shift();
   view.block_stride = geometry_.BlockStride(place.keys.group);
   view.value_block_stride = geometry_.BlockStride(place.values.group);
   MutexLock lock(&mutex_);
   QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
                          Find(sequences_, id, "view"));
-  view.block_table = sequence->table.data();
+  view.block_table = sequence->tables[table].blocks.data();
   return view;
 }
 
@@ -426,8 +290,10 @@ absl::StatusOr<Bytes> BlockTableCacheImpl::FreedByRelease(SequenceId id) const {
   QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
                          Find(sequences_, id, "weigh"));
   uint64_t freed = 0;
-  for (const BlockId block : sequence->table)
-    freed += pool_.references(block) == 1;
+  for (const Table& table : sequence->tables) {
+    for (const BlockId block : table.blocks)
+      freed += block != kNoBlock && pool_.references(block) == 1;
+  }
   return BytesOf(freed);
 }
 
@@ -436,6 +302,7 @@ BlockTableCacheStatistics BlockTableCacheImpl::GetStatistics() const {
   MutexLock lock(&mutex_);
   return {.blocks = pool_.size(),
           .free_blocks = pool_.free(),
+          .dropped_blocks = dropped_blocks_,
           .kept_blocks = pool_.kept(),
           .block_copies = block_copies_,
           .evictions = pool_.evictions(),
@@ -448,15 +315,25 @@ absl::Status BlockTableCacheImpl::CheckInvariants() const {
   MutexLock lock(&mutex_);
   std::vector<uint32_t> references(pool_.size());
   for (const auto& [id, sequence] : sequences_) {
-    for (const BlockId block : sequence.table) ++references[block];
-
-    if (sequence.table.size() < geometry_.BlocksFor(sequence.length))
-      return absl::InternalError(
-          absl::StrCat("sequence ", id.value(), " of ", sequence.length,
-                       " tokens has ", sequence.table.size(), " blocks"));
+    for (uint32_t number = 0; number < geometry_.tables(); ++number) {
+      const Table& table = sequence.tables[number];
+      if (table.blocks.size() < geometry_.BlocksFor(sequence.length))
+        return absl::InternalError(
+            absl::StrCat("sequence ", id.value(), " of ", sequence.length,
+                         " tokens has ", table.blocks.size(), " blocks"));
+      for (size_t place = 0; place < table.blocks.size(); ++place) {
+        const bool gone = place >= GoneBehind(number, 0) && place < table.gone;
+        const BlockId block = table.blocks[place];
+        if (gone != (block == kNoBlock))
+          return absl::InternalError(absl::StrCat(
+              "sequence ", id.value(), " has block ", block, " at place ",
+              place, " of table ", number, ", gone before ", table.gone));
+        if (!gone) ++references[block];
+      }
+    }
     BlockId parent = kNoBlock;
     for (size_t i = 0; i < sequence.published; ++i) {
-      const BlockId block = sequence.table[i];
+      const BlockId block = sequence.tables[0].blocks[i];
       if (!pool_.index().Contains(block) ||
           pool_.index().Parent(block) != parent)
         return absl::InternalError(
@@ -484,6 +361,11 @@ absl::StatusOr<std::unique_ptr<BlockTableCache>> BlockTableCache::Create(
   if (options.stream == StreamId())
     return absl::InvalidArgumentError(
         "block-table KV cache: no stream to copy blocks on");
+  if (options.limit.max_tokens > 0 &&
+      options.limit.max_tokens <= options.limit.sinks)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "block-table KV cache: a limit of ", options.limit.max_tokens,
+        " tokens is not more than its ", options.limit.sinks, " sinks"));
   uint64_t blocks = options.blocks;
   if (blocks == 0) {
     const DeviceMemoryStatistics statistics = memory->GetStatistics();
@@ -492,7 +374,7 @@ absl::StatusOr<std::unique_ptr<BlockTableCache>> BlockTableCache::Create(
                  memory->GetOwnerStatistics(options.owner).allowance);
     QUIRE_ASSIGN_OR_RETURN(
         blocks, BlockGeometry::BlocksIn(
-                    layout, options.block_tokens,
+                    layout, options.limit, options.block_tokens,
                     PageCount(left.value() / memory->page_size().value()),
                     memory->page_size()));
     if (blocks == 0)
@@ -501,9 +383,10 @@ absl::StatusOr<std::unique_ptr<BlockTableCache>> BlockTableCache::Create(
           " are left, not enough for a block of ", options.block_tokens,
           " tokens in each of ", layout.groups(), " groups of layers"));
   }
-  QUIRE_ASSIGN_OR_RETURN(const BlockGeometry geometry,
-                         BlockGeometry::Create(layout, options.block_tokens,
-                                               blocks, memory->page_size()));
+  QUIRE_ASSIGN_OR_RETURN(
+      const BlockGeometry geometry,
+      BlockGeometry::Create(layout, options.limit, options.block_tokens, blocks,
+                            memory->page_size()));
   QUIRE_ASSIGN_OR_RETURN(AddressRange* const range,
                          memory->ReserveRange(geometry.pages(), options.owner));
   const absl::Status status =

@@ -1,4 +1,6 @@
-// The state of a BlockTableCache. Internal.
+// The state of a BlockTableCache. Internal: block_table_cache.cc admits,
+// reports and ends sequences, block_table_steps.cc makes them longer and
+// shorter.
 //
 // Kernels and copies follow each other on one stream. So a block that leaves a
 // table may be written for another one at once, by what is queued from then on;
@@ -15,8 +17,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "paging/block_geometry.h"
 #include "paging/block_pool.h"
 #include "quire/alloc/device_memory.h"
@@ -26,6 +30,17 @@
 #include "quire/paging/block_table_cache.h"
 
 namespace quire {
+
+// Of a cache's sequences; kNotFound where there is none `to` do something with.
+template <typename Sequences>
+auto Find(Sequences& sequences, SequenceId id, const char* to)
+    -> absl::StatusOr<decltype(&sequences.begin()->second)> {
+  const auto found = sequences.find(id);
+  if (found == sequences.end())
+    return absl::NotFoundError(absl::StrCat(
+        "block-table KV cache: no sequence ", id.value(), " to ", to));
+  return &found->second;
+}
 
 class BlockTableCacheImpl final : public BlockTableCache {
  public:
@@ -53,6 +68,7 @@ class BlockTableCacheImpl final : public BlockTableCache {
   absl::Status Step(std::span<const SequenceStep> steps) override;
   absl::Status Shrink(SequenceId sequence, uint64_t length,
                       const Fence& fence) override;
+  void EndBatch(const Fence& fence) override;
   absl::Status Release(SequenceId sequence, const Fence& fence) override;
 
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
@@ -65,29 +81,37 @@ class BlockTableCacheImpl final : public BlockTableCache {
   absl::Status CheckInvariants() const override;
 
  private:
+  struct Table {
+    std::vector<BlockId> blocks;  // kNoBlock: behind the window
+    // Places from the sinks' on and before this one have no block.
+    size_t gone = 0;
+  };
+  // Nearly all models have one table, as long as no layer has a window.
+  using Tables = absl::InlinedVector<Table, 1>;
   struct Sequence {
     uint64_t length = 0;
-    std::vector<BlockId> table;
-    // Blocks of the table, from the first on, that are in the index, each
+    Tables tables;
+    // Blocks of the first table, from the first on, that are in the index, each
     // behind the one before it.
     size_t published = 0;
-    uint64_t step = 0;  // the last Step that named it
+    uint64_t step = 0;   // the last Step that named it
+    uint64_t batch = 0;  // in which its last kernels may be
   };
   using Sequences = absl::flat_hash_map<SequenceId, Sequence>;
 
-  // A place in a table where a block comes that may be written.
-  struct Replacement {
+  // Places of a table where blocks come that may be written: behind its end, or
+  // one in the place of another block.
+  struct NewBlocks {
+    uint32_t table;
     size_t place;
     uint64_t rows;  // of the block that was there, to be copied
+    uint64_t count;
   };
   // What a step does to a sequence.
   struct Change {
     Sequence* sequence;
     uint64_t length;
-    std::vector<Replacement> replacements;
-    uint64_t additions = 0;
-
-    uint64_t blocks() const { return replacements.size() + additions; }
+    std::vector<NewBlocks> blocks;
   };
 
   // The attempts return a fence where it must be waited for before the next
@@ -108,11 +132,27 @@ class BlockTableCacheImpl final : public BlockTableCache {
 
   absl::StatusOr<std::vector<Change>> Plan(std::span<const SequenceStep> steps)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the step to `length` writes in the table, and where that needs blocks.
+  // `given_up`: references that the steps planned so far give up.
+  void PlanTable(uint32_t table, uint64_t length,
+                 absl::flat_hash_map<BlockId, uint32_t>* given_up,
+                 Change* change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Before a step of the sequence to `length`: gives back what its kernels do
+  // not see, and those before it have seen.
+  absl::Status DropBehindWindows(Sequence* sequence, uint64_t length)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the windows of the token behind `length` tokens are there.
+  absl::Status CheckGoingBack(const Sequence& sequence, uint64_t length) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The places of a table that its window has left, for a sequence of `length`
+  // tokens: up to here, from the sinks' on.
+  size_t GoneBehind(uint32_t table, uint64_t length) const;
   // Queues the copies of all changes, whose blocks are `taken` in their order.
   absl::Status CopyRows(std::span<const Change> changes,
                         std::span<const BlockId> taken)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CopyBlock(BlockId from, BlockId to, uint64_t rows);
+  absl::Status CopyBlock(uint32_t table, BlockId from, BlockId to,
+                         uint64_t rows);
 
   // The blocks that hold the first tokens of a prompt, whole blocks and not the
   // last token.
@@ -126,12 +166,21 @@ class BlockTableCacheImpl final : public BlockTableCache {
   // Last block first: a chain is used again from its end.
   void GiveBack(std::span<const BlockId> blocks, const Fence& fence)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    for (size_t i = blocks.size(); i > 0; --i)
-      pool_.Unreference(blocks[i - 1], fence);
+    for (size_t i = blocks.size(); i > 0; --i) {
+      if (blocks[i - 1] != kNoBlock) pool_.Unreference(blocks[i - 1], fence);
+    }
+  }
+  void GiveBack(const Tables& tables, const Fence& fence)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const Table& table : tables) GiveBack(table.blocks, fence);
   }
   absl::Status CheckFreeSlot() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A table that stays where it is, as long as the sequence may get.
-  std::vector<BlockId> MakeTable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // With room for as long as the sequence may get.
+  Tables MakeTables() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether rows of equal tokens are found again: not where some are dropped.
+  bool KeepsPrefixes() const {
+    return options_.prefix_caching && geometry_.KeepsAllTokens();
+  }
   SequenceId Insert(Sequence sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Bytes BytesOf(uint64_t blocks) const {
     return Bytes(blocks * geometry_.BlockBytes().value());
@@ -151,6 +200,10 @@ class BlockTableCacheImpl final : public BlockTableCache {
   Sequences sequences_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t attempted_steps_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Batches that were ended, and what the last one waits for.
+  uint64_t batch_ ABSL_GUARDED_BY(mutex_) = 1;
+  Fence batch_fence_ ABSL_GUARDED_BY(mutex_);
+  uint64_t dropped_blocks_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t block_copies_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t prompt_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t cached_prompt_tokens_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -14,6 +14,7 @@ absl::StatusOr<std::unique_ptr<StaticCache>> StaticCache::Create(
   slots.max_sequence_length = options.max_sequence_length;
   slots.max_sequences = options.max_sequences;
   slots.owner = options.owner;
+  slots.limit = options.limit;
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache,
                          KvCache::Create(memory, layout, slots));
   return std::unique_ptr<StaticCache>(new StaticCache(std::move(cache)));

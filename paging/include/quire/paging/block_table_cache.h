@@ -6,9 +6,11 @@
 // whole when the cache is made, as vLLM does; blocks are counted and freed as
 // sequences grow and end, at most one per sequence is partly used, sequences
 // that begin alike share the blocks of their prefix, and forks share all blocks
-// until one of them writes (copy-on-write). No driver call after Create but the
-// copies of forks. What it costs instead: attention must go through the table,
-// and memory of the pool serves nobody else.
+// until one of them writes (copy-on-write), and what no layer sees any more,
+// behind windows or a limit, is free for others (EndBatch): layers that drop
+// other tokens than the rest have a table of their own. No driver call after
+// Create but the copies of forks. What it costs instead: attention must go
+// through the table, and memory of the pool serves nobody else.
 //
 // One lock, which is not held while Admit and Step wait for fences. In a forked
 // child, calls fail with kFailedPrecondition or return empty values, and
@@ -36,7 +38,9 @@ struct BlockTableCacheOptions {
   uint64_t blocks = 0;
   // Blocks that Admit leaves free for the growth of those already admitted.
   uint64_t headroom_blocks = 0;
+  // Not where tokens are dropped, by a window or the limit.
   bool prefix_caching = true;
+  KvTokenLimit limit;  // max_cache_len, of every sequence
   // That the kernels of all sequences run on, where blocks are copied as well:
   // a copy comes after what wrote the rows and before what reads them.
   StreamId stream;
@@ -44,8 +48,9 @@ struct BlockTableCacheOptions {
 
 struct BlockTableCacheStatistics {
   uint64_t blocks = 0;
-  uint64_t free_blocks = 0;  // those below included
-  uint64_t kept_blocks = 0;  // with rows that a prompt may take up again
+  uint64_t free_blocks = 0;     // those below included
+  uint64_t dropped_blocks = 0;  // behind windows
+  uint64_t kept_blocks = 0;     // with rows that a prompt may take up again
   uint64_t block_copies = 0;
   uint64_t evictions = 0;      // kept blocks that were used for something else
   uint64_t prompt_tokens = 0;  // of AdmitPrompt

@@ -25,6 +25,8 @@ struct StaticCacheOptions {
   uint64_t max_sequence_length = 0;
   uint32_t max_sequences = 256;
   OwnerId owner = kUnnamedOwner;
+  // What attention is to see of each sequence; the slot stays whole.
+  KvTokenLimit limit;
 };
 
 class StaticCache : public SequenceCache {
