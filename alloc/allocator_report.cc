@@ -206,8 +206,8 @@ std::vector<AllocationInfo> DeviceAllocator::Impl::CalculateLiveAllocations()
 
 absl::Status DeviceAllocator::Impl::CheckAgainstLimit(
     const Request& request) const {
+  if (request.size <= memory_->limit()) return absl::OkStatus();
   const DeviceMemoryStatistics pool = memory_->GetStatistics();
-  if (request.size <= pool.limit) return absl::OkStatus();
   ShortageFacts facts;
   facts.requested = request.size;
   facts.limit = pool.limit;

@@ -271,6 +271,7 @@ DeviceMemoryStatistics DeviceMemory::GetStatistics() const {
 }
 Bytes DeviceMemory::live_bytes() const { return impl_->live_bytes(); }
 PressureLevel DeviceMemory::pressure() const { return impl_->pressure(); }
+Bytes DeviceMemory::limit() const { return impl_->limit(); }
 absl::Status DeviceMemory::Health() const {
   QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->Health();

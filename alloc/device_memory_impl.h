@@ -55,7 +55,8 @@ class DeviceMemory::Impl {
                   .limit = limit,
                   .cache_limit = options.cache_limit.value(),
                   .headroom = options.headroom},
-                 &events_) {
+                 &events_),
+        limit_pages_(limit) {
     MutexLock lock(&mutex_);
     gauge_.SetLimits(UINT64_MAX, limit, thresholds_);
   }
@@ -78,6 +79,9 @@ class DeviceMemory::Impl {
   PageCount ReclaimablePages() ABSL_LOCKS_EXCLUDED(mutex_);
   PressureLevel pressure() const {
     return pressure_.load(std::memory_order_relaxed);
+  }
+  Bytes limit() const {
+    return PageBytes(limit_pages_.load(std::memory_order_relaxed));
   }
 
   absl::StatusOr<AddressRange*> ReserveRange(PageCount pages, OwnerId owner,
@@ -388,6 +392,7 @@ class DeviceMemory::Impl {
   // Of the accounts, for readers without the lock.
   std::atomic<uint64_t> live_pages_{0};
   std::atomic<PressureLevel> pressure_{PressureLevel::kNone};
+  std::atomic<uint64_t> limit_pages_;
   // Limits set so far: each may have made room.
   uint64_t limits_set_ ABSL_GUARDED_BY(mutex_) = 0;
   // Pages that the thread keeps cached, and whether there may be too few; pages

@@ -33,6 +33,7 @@ absl::Status DeviceMemory::Impl::SetLimit(Bytes limit) {
                          LimitInPages("limit", limit, page_size_));
   Section section(this);
   backing_.pool().SetLimit(pages);
+  limit_pages_.store(pages, std::memory_order_relaxed);
   gauge_.SetLimits(UINT64_MAX, pages, thresholds_);
   ++limits_set_;
   RecordOfDevice(TraceAction::kLimit, pages);

@@ -247,6 +247,7 @@ TEST_F(DeviceMemoryLimitsTest, TheLimitOfTheMemoryMayChange) {
   ASSERT_EQ(memory_->Prepare(PageCount(6)), absl::OkStatus());
   // Unmapped pages go back at once, as far as that is needed.
   ASSERT_EQ(memory_->SetLimit(Pages(13)), absl::OkStatus());
+  EXPECT_EQ(memory_->limit(), Pages(13));
   DeviceMemoryStatistics statistics = memory_->GetStatistics();
   EXPECT_EQ(statistics.limit, Pages(13));
   EXPECT_EQ(statistics.in_use, Pages(13));

@@ -390,6 +390,8 @@ class DeviceMemory {
   bool AskOutOfMemoryHooks(const absl::Status& status);
   // Of the memory as a whole, without a lock.
   PressureLevel pressure() const;
+  // As in the statistics.
+  Bytes limit() const;
 
   // What all reclaimers could give now. O(reclaimers). Same rules as
   // Reclaimable.
