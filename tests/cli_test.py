@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -92,6 +93,44 @@ class UsageTest(unittest.TestCase):
             self.assertEqual(result.stdout, "", arguments)
 
 
+    def test_numbers_are_what_they_say(self):
+        case = golden_case("plain")
+        for option, values in {
+                "--seed": ("18446744073709551616", "010", "0x10", "1e3", "+1"),
+                "--max-new-tokens": ("99999999999999999999", "nan", "inf"),
+                "--threads": ("4294967298", "inf"),
+                "--gpu-memory-utilization": ("nan", "inf", "1e-400", "half"),
+                "--temperature": ("inf", "-inf", "1e400"),
+                "--top-p": ("nan",), "--min-p": ("nan",),
+                "--repetition-penalty": ("inf",)}.items():
+            for value in values:
+                result = run("generate", case, "--tokens", "1",
+                             f"{option}={value}")
+                self.assertEqual(result.returncode, 2, (option, value))
+                self.assertIn(option, result.stderr)
+                self.assertEqual(result.stdout, "")
+        result = run("generate", case, "--tokens", "1", "--max-new-tokens", "1",
+                     "--seed", str(2**64 - 1), *EXACT)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for value in ("nan", "inf"):
+            self.assertEqual(
+                run("kv", "watch", "--interval", value).returncode, 2)
+            self.assertEqual(run("quantize", case, "out", "--damp-percent",
+                                 value).returncode, 2)
+
+    def test_verbs_offer_the_drivers_that_they_take(self):
+        case = golden_case("plain")
+        for verb, more in (("generate", ["--tokens", "1"]),
+                           ("logits", ["--tokens", "1", "--output", "out"]),
+                           ("bench", []), ("quantize", ["out"]),
+                           ("perplexity", ["--text-file", "none"])):
+            self.assertNotIn("cuda", run(verb, "--help").stdout, verb)
+            self.assertEqual(run(verb, case, *more, "--driver", "cuda"
+                                 ).returncode, 2, verb)
+        for verb in ("load", "plan"):
+            self.assertIn("cuda", run(verb, "--help").stdout, verb)
+
+
 class ErrorTest(unittest.TestCase):
     def setUp(self):
         self.scratch = tempfile.TemporaryDirectory()
@@ -147,6 +186,66 @@ class ErrorTest(unittest.TestCase):
                                   "--gpu-memory-utilization", "1",
                                   "--max-num-batched-tokens", "65536")
         self.assertEqual(result.stdout, "")
+
+    def test_a_device_without_a_page_says_so(self):
+        self.check_fails(["device memory of 1.00 MiB", "page of 2.00 MiB"],
+                         "plan", golden_case("plain"), "--device-memory",
+                         "1MiB")
+
+    # Opening a pipe waits for somebody who writes to it.
+    def test_a_pipe_is_no_file(self):
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        case = golden_case("plain")
+        for arguments in (["inspect", pipe], ["load", pipe],
+                          ["memory", pipe],
+                          ["tokenize", GOLDEN / "tokenizers" / "gpt2",
+                           "--text-file", pipe],
+                          ["plan", case, "--device-map", pipe]):
+            self.check_fails([str(pipe), "is not a regular file"], *arguments)
+        for name in ("config.json", "tokenizer.json",
+                     "generation_config.json", "quantize_config.json"):
+            model = self.folder / ("with-" + name)
+            shutil.copytree(case, model)
+            (model / name).unlink(missing_ok=True)
+            os.mkfifo(model / name)
+            self.check_fails([str(model / name), "is not a regular file"],
+                             "inspect", model)
+        model = self.folder / "without-weights"
+        shutil.copytree(case, model)
+        (model / "model.safetensors").unlink()
+        os.mkfifo(model / "model.safetensors")
+        self.check_fails([str(model), "no model.safetensors"], "load", model)
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            lora = golden_case("lora")
+            adapter = self.folder / ("with-" + name)
+            shutil.copytree(lora / "adapter", adapter)
+            (adapter / name).unlink()
+            os.mkfifo(adapter / name)
+            self.check_fails([str(adapter / name), "is not a regular file"],
+                             "logits", lora, "--tokens", "1", "--adapter",
+                             adapter, "--output", self.folder / "out.npy")
+
+    def test_a_tokenizer_that_is_none_is_a_defect(self):
+        model = self.folder / "model"
+        shutil.copytree(golden_case("plain"), model)
+        tokenizer = model / "tokenizer.json"
+        for contents, mention in ((b"\x7fELF\0\0", "no valid JSON"),
+                                  (b"{}\0\0", "NUL"), (b"[]", "model"),
+                                  (b"[" * 100000, "nested deeper")):
+            tokenizer.write_bytes(contents)
+            self.check_fails([str(tokenizer), mention], "inspect", model)
+        # A kind that is not read is no defect: the model runs on tokens.
+        tokenizer.write_text(json.dumps({"model": {"type": "Unigram"}}))
+        result = run("inspect", model, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("Unigram", str(json.loads(result.stdout)["warnings"]))
+        good = GOLDEN / "tokenizers" / "gpt2" / "tokenizer.json"
+        shutil.copyfile(good, tokenizer)
+        result = run("inspect", model, "--json")
+        self.assertEqual(
+            json.loads(result.stdout)["tokenizer"]["vocab_size"],
+            len(json.loads(good.read_text())["model"]["vocab"]))
 
     def test_output_that_cannot_be_written(self):
         self.check_fails(["/nowhere/out.npy"], "logits", golden_case("plain"),

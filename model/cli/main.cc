@@ -10,6 +10,7 @@
 #include <exception>
 #include <string>
 
+#include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
 
@@ -43,6 +44,7 @@ int Main(int argc, char** argv) {
   AddPlanVerb(&app, &chosen);
   AddKvVerb(&app, &chosen);
   AddTopVerb(&app, &chosen);
+  CheckNumbers(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

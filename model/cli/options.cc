@@ -4,16 +4,46 @@
 #include <CLI/Validators.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <string_view>
 #include <system_error>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "model/cli/memory_output.h"
 #include "model/cli/output.h"
 
 namespace quire {
+namespace {
+
+std::string DescribeBadReal(const std::string& text) {
+  double number = 0;
+  return absl::SimpleAtod(text, &number) && std::isfinite(number)
+             ? std::string()
+             : absl::StrCat("'", text, "' is no finite number");
+}
+
+std::string DescribeBadInteger(const std::string& text) {
+  std::string_view digits = text;
+  const bool negative = digits.starts_with('-');
+  if (negative) digits.remove_prefix(1);
+  const bool plain =
+      !digits.empty() &&
+      digits.find_first_not_of("0123456789") == std::string_view::npos &&
+      (digits.size() == 1 || digits.front() != '0');
+  if (!plain)
+    return absl::StrCat("'", text, "' is no whole number in decimal digits");
+  int64_t low = 0;
+  uint64_t high = 0;
+  const bool fits =
+      negative ? absl::SimpleAtoi(text, &low) : absl::SimpleAtoi(text, &high);
+  return fits ? std::string()
+              : absl::StrCat("'", text, "' does not fit into 64 bits");
+}
+
+}  // namespace
 
 CLI::Option* AddBytesOption(CLI::App* app, const std::string& name,
                             Bytes* target, const std::string& help) {
@@ -62,11 +92,27 @@ void RejectBadOptions(const absl::Status& status) {
   if (!status.ok()) throw CLI::ValidationError(std::string(status.message()));
 }
 
-void AddDeviceOptions(CLI::App* app, DeviceOptions* options) {
+void CheckNumbers(CLI::App* app) {
+  for (CLI::App* const verb : app->get_subcommands({})) CheckNumbers(verb);
+  for (CLI::Option* const option : app->get_options()) {
+    // "UINT:NONNEGATIVE": the type, and what else is checked.
+    const std::string type = option->get_type_name();
+    if (type.starts_with("FLOAT"))
+      option->check(CLI::Validator(DescribeBadReal, ""));
+    else if (type.starts_with("UINT") || type.starts_with("INT"))
+      option->check(CLI::Validator(DescribeBadInteger, ""));
+  }
+}
+
+void AddDeviceOptions(CLI::App* app, DriverChoice drivers,
+                      DeviceOptions* options) {
+  const bool cuda = drivers == DriverChoice::kHostOrCuda;
   app->add_option("--driver", options->driver,
-                  "host: a software device in this machine's memory; cuda: a "
-                  "GPU")
-      ->check(CLI::IsMember({"host", "cuda"}))
+                  cuda ? "host: a software device in this machine's memory; "
+                         "cuda: a GPU"
+                       : "host: a software device in this machine's memory; "
+                         "nothing here computes on a GPU yet")
+      ->check(cuda ? CLI::IsMember({"host", "cuda"}) : CLI::IsMember({"host"}))
       ->capture_default_str();
   AddBytesOption(app, "--device-memory", &options->device_memory,
                  "Memory of the software device [this machine's]");
@@ -161,8 +207,9 @@ void AddPlacementOptions(CLI::App* app, PlacementOptions* options) {
                  "Pinned memory for weights on the host at most [no limit]");
 }
 
-void AddSessionOptions(CLI::App* app, SessionOptions* options) {
-  AddDeviceOptions(app, &options->device);
+void AddSessionOptions(CLI::App* app, SessionOptions* options,
+                       DriverChoice drivers) {
+  AddDeviceOptions(app, drivers, &options->device);
   AddPlacementOptions(app, &options->placement);
   options->on_leaks = WarnOfLeaks;
   app->add_option("--threads", options->threads,

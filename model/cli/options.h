@@ -25,8 +25,17 @@ extern const CLI::Validator kTokenList;
 // Wrong usage, where the status of a Validate is not OK.
 void RejectBadOptions(const absl::Status& status);
 
+// Every option of the verbs below `app` that takes a number refuses what is no
+// plain decimal number, or none that its type can hold. CLI11 takes what is
+// beyond 64 bits for the largest number, 010 for 8, and NaN for any number that
+// has bounds.
+void CheckNumbers(CLI::App* app);
+
+// What a verb can have under it.
+enum class DriverChoice : uint8_t { kHost, kHostOrCuda };
 // --driver, --device-memory, --gpu-memory-utilization, --page-unit.
-void AddDeviceOptions(CLI::App* app, DeviceOptions* options);
+void AddDeviceOptions(CLI::App* app, DriverChoice drivers,
+                      DeviceOptions* options);
 // --kv-cache, --block-size, --swap-space: of verbs that run a model and need no
 // memory beside what the session has, since a paged cache takes all of it.
 void AddKvCacheOptions(CLI::App* app, SessionOptions* options);
@@ -46,8 +55,10 @@ void PrintModelWarnings(const Session& session);
 void AddPlacementOptions(CLI::App* app, PlacementOptions* options);
 // The options of every verb that runs a model: the device's, --threads,
 // --kv-dtype, --activations, --max-num-seqs, --max-model-len,
-// --max-num-batched-tokens, --layers-per-row.
-void AddSessionOptions(CLI::App* app, SessionOptions* options);
+// --max-num-batched-tokens, --layers-per-row. The decoder computes on the host;
+// a plan can be for a GPU.
+void AddSessionOptions(CLI::App* app, SessionOptions* options,
+                       DriverChoice drivers = DriverChoice::kHost);
 
 }  // namespace quire
 

@@ -16,9 +16,9 @@
 #include "model/cli/output.h"
 #include "model/cli/stream_view.h"
 #include "model/cli/verbs.h"
-#include "model/config/file_io.h"
 #include "model/tokenizer/stop_checker.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/json_text.h"
 #include "quire/model/engine.h"
 #include "quire/model/generation_config.h"
 #include "quire/model/tokenizer.h"
@@ -98,15 +98,14 @@ absl::StatusOr<std::vector<TokenId>> EosTokens(const Session& session,
   std::vector<TokenId> tokens = session.config().eos_tokens;
   const std::string path =
       session.checkpoint().folder() + "/tokenizer_config.json";
-  const absl::StatusOr<std::string> text = ReadFile(path);
-  if (!text.ok()) return tokens;  // there need not be one
-  const nlohmann::json config =
-      nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object())
+  const absl::StatusOr<nlohmann::json> config = ReadJsonText(path);
+  if (absl::IsNotFound(config.status())) return tokens;
+  QUIRE_RETURN_IF_ERROR(config.status());
+  if (!config->is_object())
     return absl::InvalidArgumentError(path + ": is no JSON object");
   const nlohmann::json none = nlohmann::json::object();
   QUIRE_ASSIGN_OR_RETURN(const std::vector<TokenId> named,
-                         EosTokenIds(none, none, config, none, tokenizer));
+                         EosTokenIds(none, none, *config, none, tokenizer));
   tokens.insert(tokens.end(), named.begin(), named.end());
   return tokens;
 }

@@ -16,6 +16,7 @@
 #include "quire/loader/checkpoint.h"
 #include "quire/loader/quantization.h"
 #include "quire/model/model_weights.h"
+#include "quire/model/tokenizer.h"
 
 namespace quire {
 namespace {
@@ -162,6 +163,25 @@ void DescribeModel(const Checkpoint& checkpoint, Inspection* inspection) {
     inspection->AddDefect(weights);
 }
 
+// The tokenizer, where there is one: a model runs on tokens as well.
+void DescribeTokenizer(const std::string& model, const Checkpoint& checkpoint,
+                       Inspection* inspection) {
+  const bool gguf = checkpoint.format() == CheckpointFormat::kGguf;
+  const json& metadata = checkpoint.gguf_metadata();
+  if (gguf && !metadata.contains("tokenizer.ggml.model")) return;
+  const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      gguf ? Tokenizer::FromGguf(metadata, model) : Tokenizer::Load(model);
+  if (tokenizer.ok()) {
+    inspection->report["tokenizer"] = {
+        {"vocab_size", (*tokenizer)->vocab_size()}};
+  } else if (absl::IsUnimplemented(tokenizer.status())) {
+    inspection->report["warnings"].push_back(
+        std::string(tokenizer.status().message()));
+  } else if (!absl::IsNotFound(tokenizer.status())) {
+    inspection->AddDefect(tokenizer.status());
+  }
+}
+
 Inspection InspectCheckpoint(const std::string& model) {
   Inspection inspection;
   inspection.report = {{"path", model}, {"defects", json::array()}};
@@ -174,6 +194,7 @@ Inspection InspectCheckpoint(const std::string& model) {
   DescribeFiles(**checkpoint, &inspection.report);
   DescribeQuantization(**checkpoint, &inspection);
   DescribeModel(**checkpoint, &inspection);
+  DescribeTokenizer(model, **checkpoint, &inspection);
   inspection.report["runnable"] = inspection.first_defect.ok() &&
                                   !inspection.report.contains("unsupported");
   return inspection;
@@ -199,6 +220,8 @@ absl::Status PrintInspection(const json& report) {
   if (report.contains("quantization"))
     line("quantization", report["quantization"].dump());
   if (report.contains("model")) line("model", report["model"].dump());
+  if (report.contains("tokenizer"))
+    line("tokenizer", report["tokenizer"].dump());
   if (report.contains("unsupported"))
     line("not runnable", report["unsupported"]);
   for (const json& defect : report["defects"]) line("defect", defect);

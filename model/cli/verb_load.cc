@@ -137,7 +137,7 @@ void AddLoadVerb(CLI::App* app, Action* chosen) {
                    "memory, or none: the device's pages carry no memory")
       ->check(CLI::IsMember({"memory", "none"}))
       ->capture_default_str();
-  AddDeviceOptions(verb, &options->device);
+  AddDeviceOptions(verb, DriverChoice::kHostOrCuda, &options->device);
   verb->add_flag("--json", options->json, "Machine-readable");
   verb->callback([=] { *chosen = [=] { return Load(*options); }; });
 }

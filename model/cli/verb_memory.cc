@@ -10,6 +10,7 @@
 #include "model/config/file_io.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/json_text.h"
 
 namespace quire {
 namespace {
@@ -21,12 +22,8 @@ struct MemoryOptions {
 };
 
 absl::Status Memory(const MemoryOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.snapshot));
-  const nlohmann::json snapshot =
-      nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (snapshot.is_discarded())
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.snapshot, ": is not JSON"));
+  QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
+                         ReadJsonText(options.snapshot));
   const absl::StatusOr<std::string> html = RenderMemoryHtml(snapshot);
   if (!html.ok())
     return absl::Status(html.status().code(),

@@ -222,7 +222,7 @@ void AddPlanVerb(CLI::App* app, Action* chosen) {
   AddAdapterOption(verb, &options->adapters,
                    "Folder of a LoRA adapter that is to be resident as well; "
                    "may be repeated");
-  AddSessionOptions(verb, &options->session);
+  AddSessionOptions(verb, &options->session, DriverChoice::kHostOrCuda);
   verb->add_option("--mean-tokens", options->mean_tokens,
                    "Of a sequence, to choose a KV layout by; 0: half of the "
                    "longest")

@@ -11,9 +11,9 @@
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
-#include "model/config/file_io.h"
 #include "model/quantizer/checkpoint_export.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/regular_file.h"
 #include "quire/model/quantizer.h"
 #include "quire/model/tokenizer.h"
 
@@ -52,7 +52,7 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> CalibrationTokens(
           ShowProgress("sampling calibration text, token", done, total);
         });
   QUIRE_ASSIGN_OR_RETURN(const std::string text,
-                         ReadFile(options.calibration_file));
+                         ReadRegularFile(options.calibration_file));
   const std::vector<TokenId> tokens = tokenizer.Encode(text);
   if (tokens.empty())
     return absl::InvalidArgumentError(options.calibration_file +
@@ -111,7 +111,8 @@ struct PerplexityOptions {
 absl::Status Perplexity(PerplexityOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                          Tokenizer::Load(options.model));
-  QUIRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.text_file));
+  QUIRE_ASSIGN_OR_RETURN(const std::string text,
+                         ReadRegularFile(options.text_file));
   std::vector<TokenId> tokens = tokenizer->Encode(text);
   if (tokens.size() > options.max_tokens) tokens.resize(options.max_tokens);
   options.session.streaming.progress = LoadProgressLine();

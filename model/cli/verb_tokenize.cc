@@ -8,8 +8,8 @@
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
-#include "model/config/file_io.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/regular_file.h"
 #include "quire/model/tokenizer.h"
 
 namespace quire {
@@ -28,7 +28,7 @@ absl::Status Tokenize(const TokenizeOptions& options) {
                          Tokenizer::Load(options.model));
   std::string text = options.text;
   if (!options.text_file.empty()) {
-    QUIRE_ASSIGN_OR_RETURN(text, ReadFile(options.text_file));
+    QUIRE_ASSIGN_OR_RETURN(text, ReadRegularFile(options.text_file));
   }
   const std::vector<TokenId> tokens =
       tokenizer->Encode(text, !options.no_special_tokens);

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "quire/alloc/status_macros.h"
@@ -12,35 +11,11 @@
 namespace quire {
 namespace {
 
-// Larger than any text or snapshot; a device that never ends is refused.
-constexpr size_t kMaxFileSize = size_t{1} << 30;
-
-struct FileCloser {
-  void operator()(FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<FILE, FileCloser>;
-
 absl::Status FileError(const std::string& path, const char* what) {
   return absl::ErrnoToStatus(errno, absl::StrCat(path, ": ", what));
 }
 
 }  // namespace
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  File file(std::fopen(path.c_str(), "rb"));
-  if (file == nullptr) return FileError(path, "cannot open");
-  std::string contents;
-  std::vector<char> buffer(1 << 16);
-  while (const size_t n =
-             std::fread(buffer.data(), 1, buffer.size(), file.get())) {
-    contents.append(buffer.data(), n);
-    if (contents.size() > kMaxFileSize)
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": is larger than ", kMaxFileSize, " bytes"));
-  }
-  if (std::ferror(file.get()) != 0) return FileError(path, "cannot read");
-  return contents;
-}
 
 OutputFile::OutputFile(std::string path, std::string written_path, FILE* file)
     : path_(std::move(path)),

@@ -1,4 +1,4 @@
-// Whole files, of moderate size, with errors that name them.
+// Writes whole files, with errors that name them.
 
 #ifndef QUIRE_MODEL_CONFIG_FILE_IO_H_
 #define QUIRE_MODEL_CONFIG_FILE_IO_H_
@@ -35,8 +35,6 @@ class OutputFile {
   FILE* file_;
 };
 
-// At most 1 GiB.
-absl::StatusOr<std::string> ReadFile(const std::string& path);
 absl::Status WriteFile(const std::string& path, std::string_view contents);
 
 }  // namespace quire

@@ -36,6 +36,11 @@ absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
   host.granularity = std::min(host.granularity, options.page_size);
   if (host.granularity.zero())
     return absl::InvalidArgumentError("a page of 0 bytes");
+  if (memory < host.granularity)
+    return absl::InvalidArgumentError(
+        absl::StrCat("a device memory of ", FormatBytes(memory),
+                     " holds no page of ", FormatBytes(host.granularity),
+                     ": more memory, or a smaller page unit"));
   host.device_count = options.device_count;
   // A device has whole pages.
   host.memory_per_device = Bytes(memory.value() / host.granularity.value() *

@@ -5,6 +5,7 @@
 
 #include "model/tokenizer/unicode.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
@@ -19,11 +20,12 @@ std::string Join(const std::string& where, std::string_view key) {
 }  // namespace
 
 absl::Status JsonReader::Error(std::string_view message) const {
-  return absl::InvalidArgumentError(where_ + ": " + std::string(message));
+  return absl::InvalidArgumentError(
+      Printable(where_ + ": " + std::string(message)));
 }
 
 absl::Status JsonReader::Unsupported(std::string_view what) const {
-  return absl::UnimplementedError(where_ + ": " + std::string(what) +
+  return absl::UnimplementedError(Printable(where_ + ": " + std::string(what)) +
                                   " is not supported");
 }
 
@@ -39,7 +41,7 @@ JsonReader JsonReader::Field(std::string_view key) const {
 
 absl::Status JsonReader::Missing(std::string_view key,
                                  std::string_view type) const {
-  return absl::InvalidArgumentError(Join(where_, key) + " is not " +
+  return absl::InvalidArgumentError(Printable(Join(where_, key)) + " is not " +
                                     std::string(type));
 }
 
@@ -61,16 +63,18 @@ absl::StatusOr<bool> JsonReader::BoolOr(std::string_view key,
 }
 
 absl::StatusOr<int64_t> JsonReader::AsInteger(int64_t low, int64_t high) const {
-  const absl::Status error = Error("not a number from " + std::to_string(low) +
-                                   " to " + std::to_string(high));
-  if (!value_->is_number_integer()) return error;
+  const auto error = [&] {
+    return Error("not a number from " + std::to_string(low) + " to " +
+                 std::to_string(high));
+  };
+  if (!value_->is_number_integer()) return error();
   // What is beyond int64 is beyond `high` too.
   if (value_->is_number_unsigned() &&
       value_->get<uint64_t>() > static_cast<uint64_t>(high)) {
-    return error;
+    return error();
   }
   const int64_t number = value_->get<int64_t>();
-  if (number < low || number > high) return error;
+  if (number < low || number > high) return error();
   return number;
 }
 

@@ -14,6 +14,7 @@
 #include "model/tokenizer/regex_syntax.h"
 #include "model/tokenizer/unicode.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
@@ -171,9 +172,9 @@ absl::StatusOr<Pattern> Pattern::FromJson(const JsonReader& json,
     QUIRE_ASSIGN_OR_RETURN(const std::string regex, field.String("Regex"));
     absl::StatusOr<Pattern> pattern = FromRegex(regex);
     if (!pattern.ok()) {
-      return absl::Status(
-          pattern.status().code(),
-          absl::StrCat(field.where(), ": ", pattern.status().message()));
+      return absl::Status(pattern.status().code(),
+                          Printable(absl::StrCat(field.where(), ": ",
+                                                 pattern.status().message())));
     }
     return pattern;
   }
