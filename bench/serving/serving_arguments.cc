@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "bench/number_range.h"
 #include "bench/serving/model_table.h"
 #include "bench/serving/traces.h"
@@ -12,6 +13,12 @@
 
 namespace quire {
 namespace {
+
+// 4 TiB of 2 MiB, more than the eight largest devices of a machine have. All of
+// them are made at the start: a second and 128 MiB of this machine for each
+// half a million.
+constexpr uint64_t kMostPages = uint64_t{1} << 21;
+constexpr double kYear = 365.25 * 86400;
 
 KvDType ParseDType(const std::string& name) {
   return name == "f32"    ? KvDType::kF32
@@ -168,9 +175,16 @@ absl::StatusOr<ServingWorkload> MakeServingWorkload(
       std::erase_if(workload.requests, [&](const StressRequest& request) {
         return request.tokens() > max_model_len;
       });
-  for (StressRequest& request : workload.requests)
+  for (StressRequest& request : workload.requests) {
     request.arrival =
         arguments.saturate ? 0 : request.arrival / arguments.load_factor;
+    if (!(request.arrival <= kLongestVirtualDay))
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s: a request arrives %.3g years behind the first one; the virtual "
+          "clock goes to %.0f",
+          arguments.trace.empty() ? "random requests" : arguments.trace,
+          request.arrival / kYear, kLongestVirtualDay / kYear));
+  }
   if (workload.requests.empty())
     return absl::InvalidArgumentError(
         absl::StrCat("no request has at most ", max_model_len, " tokens"));
@@ -185,9 +199,16 @@ Bytes UsableMemory(const ServingArguments& arguments) {
 
 absl::StatusOr<SimulationOptions> MakeSimulation(
     const ServingArguments& arguments) {
+  const Bytes memory = *ParseBytes(arguments.device_memory);
+  const Bytes page = *ParseBytes(arguments.page_size);
+  if (!page.zero() && memory.value() / page.value() > kMostPages)
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--device-memory %s: more than %d pages of %s, each of which is "
+        "simulated",
+        arguments.device_memory, kMostPages, FormatBytes(page)));
   SimulationOptions simulation;
   simulation.dtype = ParseDType(arguments.dtype);
-  simulation.kv_memory = *ParseBytes(arguments.device_memory);
+  simulation.kv_memory = memory;
   if (const StressModel* const model = FindStressModel(arguments.model)) {
     simulation.model = *model;
     simulation.kv_memory =
@@ -209,7 +230,7 @@ absl::StatusOr<SimulationOptions> MakeSimulation(
                                              ? simulation.model.max_positions
                                              : arguments.max_model_len;
   simulation.cache.max_sequences = arguments.max_sequences;
-  simulation.cache.page_size = *ParseBytes(arguments.page_size);
+  simulation.cache.page_size = page;
   simulation.cache.headroom = *ParseBytes(arguments.headroom);
   simulation.cache.map_ahead = PageCount(arguments.map_ahead);
   const uint32_t page_ahead =

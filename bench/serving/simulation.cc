@@ -68,6 +68,8 @@ class Simulation {
   const StressRequest& RequestOf(RequestId id) const {
     return *requests_[id.value() - 1];
   }
+  // Until then, with nothing to do.
+  void Idle(double arrival);
   absl::Status Add(const StressRequest& request);
   absl::Status Step();
   StepWork WorkOf(std::span<const ScheduledTokens> step);
@@ -154,22 +156,32 @@ absl::Status Simulation::Run(const std::vector<StressRequest>& requests) {
   while (arrived < requests.size() || scheduler_->has_work()) {
     // With nothing to do the clock stands at the next arrival.
     if (!scheduler_->has_work() && requests[arrived].arrival > now()) {
-      if (options_.clock_is_steps) {
-        // All at once: nothing changes in steps that compute nothing.
-        const double idle = std::ceil(requests[arrived].arrival - now());
-        result_.steps += static_cast<uint64_t>(idle);
-        Sample(idle);
-        continue;
-      }
-      now_ns_ = static_cast<uint64_t>(requests[arrived].arrival * 1e9) + 1;
+      Idle(requests[arrived].arrival);
+      // In the far future its time is rounded, and perhaps up.
+      QUIRE_RETURN_IF_ERROR(Add(requests[arrived++]));
     }
     for (; arrived < requests.size() && requests[arrived].arrival <= now();
          ++arrived)
       QUIRE_RETURN_IF_ERROR(Add(requests[arrived]));
     all_arrived_ = arrived == requests.size();
     QUIRE_RETURN_IF_ERROR(Step());
+    if (options_.progress) {
+      options_.progress(static_cast<double>(result_.served) /
+                        static_cast<double>(requests.size()));
+    }
   }
   return absl::OkStatus();
+}
+
+void Simulation::Idle(double arrival) {
+  if (!options_.clock_is_steps) {
+    now_ns_ = static_cast<uint64_t>(arrival * 1e9) + 1;
+    return;
+  }
+  // All at once: nothing changes in steps that compute nothing.
+  const double steps = std::ceil(arrival - now());
+  result_.steps += static_cast<uint64_t>(steps);
+  Sample(steps);
 }
 
 absl::Status Simulation::Add(const StressRequest& request) {

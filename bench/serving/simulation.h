@@ -10,6 +10,7 @@
 #define QUIRE_BENCH_SERVING_SIMULATION_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,13 @@ struct SimulationOptions {
   bool clock_is_steps = false;
   // All have arrived and so many run: memory is trimmed and the rest weighed.
   uint32_t idle_sequences = 16;
+  // Called after each step with the part of the requests that are served; may
+  // be null.
+  std::function<void(double done)> progress;
 };
+
+// In seconds, a hundred years: the clock counts nanoseconds in 64 bits.
+inline constexpr double kLongestVirtualDay = 100 * 365.25 * 86400;
 
 // Of one request: when it came and when its tokens were there, on the virtual
 // clock, whatever the clock of arrivals.
@@ -101,7 +108,8 @@ struct SimulationResult {
   std::vector<RequestTiming> timings;  // in the order of arrival
 };
 
-// Every request must fit in the longest sequence.
+// Every request must fit in the longest sequence. Arrivals are in order, and
+// in times that the virtual clock reaches (kLongestVirtualDay).
 absl::StatusOr<SimulationResult> Simulate(
     const SimulationOptions& options, const CostModel& costs,
     double create_page_us, const CacheKind& kind,

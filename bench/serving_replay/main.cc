@@ -131,10 +131,13 @@ class Replay {
         MakeCacheKinds(arguments.caches, arguments.waste_limit, simulation,
                        workload.requests));
     for (const CacheKind& kind : kinds) {
-      progress_.Update(
-          absl::StrCat(trace, ", ", kind.name), static_cast<double>(done_++),
-          static_cast<double>(traces_.size() * options_.load_factors.size() *
-                              kinds.size()));
+      simulation.progress = [&](double done) {
+        progress_.Update(
+            absl::StrCat(trace, ", ", kind.name),
+            static_cast<double>(runs_.size()) + done,
+            static_cast<double>(traces_.size() * options_.load_factors.size() *
+                                kinds.size()));
+      };
       ServingRun run{trace,
                      load_factor,
                      workload.requests.size(),
@@ -169,7 +172,6 @@ class Replay {
   std::vector<std::string> traces_ = options_.traces;
   std::vector<ServingRun> runs_;
   ProgressLine progress_;
-  uint64_t done_ = 0;
 };
 
 // What is wrong with the options, whatever the requests.

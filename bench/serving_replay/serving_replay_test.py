@@ -50,6 +50,36 @@ class ServingReplayTest(unittest.TestCase):
         self.assertGreater(lines[5]["wasted_share"], 0.5)  # static slots
         self.assertLess(lines[4]["wasted_share"], 0.1)  # blocks
 
+    def write(self, *times):
+        path = pathlib.Path(self.trace).with_name("times.csv")
+        path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+            f"{time},100,20\n" for time in times))
+        return str(path)
+
+    def test_years_between_requests(self):
+        # The clock counts nanoseconds: here they are no whole numbers as
+        # doubles any more.
+        trace = self.write("1950-01-01 00:00:00.0000000",
+                           "1987-06-05 04:03:02.1234567",
+                           "2049-11-16 18:15:46.6805900")
+        ran = run(trace, *SMALL, "--caches", "contiguous:auto", "--json")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        line = json.loads(ran.stdout)
+        self.assertEqual(line["requests_served"], 3)
+        self.assertLess(line["seconds_to_first_token"]["max"], 1)
+
+    def test_centuries_between_requests(self):
+        trace = self.write("0001-01-01 00:00:00.0000000",
+                           "2023-11-16 18:15:46.6805900")
+        ran = run(trace, *SMALL)
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertIn("times.csv: a request arrives 2.02e+03 years behind the "
+                      "first one", ran.stderr)
+        # A million seconds between two of them are no reason to be refused.
+        ran = run(self.trace, *SMALL, "--caches", "static", "--load-factors",
+                  "1e-6")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+
     def test_repeats(self):
         first, second = (run(self.trace, *SMALL, "--json") for _ in range(2))
         self.assertEqual(first.stdout, second.stdout)
@@ -65,6 +95,8 @@ class ServingReplayTest(unittest.TestCase):
                 ((self.trace, "--model", "gpt-9"), 2, "--model"),
                 ((self.trace, "--caches", "heap"), 2, "no kind of cache"),
                 ((self.trace, "--device-memory", "8GiB"), 2, "leave nothing"),
+                ((self.trace, "--device-memory", "1PiB"), 2,
+                 "--device-memory 1PiB: more than 2097152 pages of 2.00 MiB"),
                 (("/nowhere/t.csv",), 1, "/nowhere/t.csv")):
             with self.subTest(arguments):
                 ran = run(*arguments)
