@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <sstream>
@@ -148,9 +149,11 @@ absl::Status MakeDays(const SwitchingArguments& arguments,
 }
 
 // `minima` of each strategy, by its number: of the file where it says so.
+// `counting` is called before each that is not.
 absl::StatusOr<std::map<SwitchStrategy, std::vector<Bytes>>> CountAllMinima(
     const Scenario& scenario, const Workloads& workloads,
-    const SwitchingPlan& plan, double pool_minimum) {
+    const SwitchingPlan& plan, double pool_minimum,
+    const std::function<void()>& counting) {
   std::map<SwitchStrategy, std::vector<Bytes>> minima;
   for (const SwitchStrategy strategy : plan.strategies) {
     if (strategy == SwitchStrategy::kKeep &&
@@ -158,6 +161,7 @@ absl::StatusOr<std::map<SwitchStrategy, std::vector<Bytes>>> CountAllMinima(
       minima[strategy] = scenario.minimum_peak_of_steps;
       continue;
     }
+    counting();
     QUIRE_ASSIGN_OR_RETURN(
         minima[strategy],
         CountMinima(scenario, workloads, strategy, pool_minimum));
@@ -176,7 +180,10 @@ absl::StatusOr<std::vector<SwitchingRun>> RunAll(
   for (const Scenario& scenario : scenarios) {
     QUIRE_ASSIGN_OR_RETURN(
         const auto minima,
-        CountAllMinima(scenario, workloads, plan, pool_minimum));
+        CountAllMinima(scenario, workloads, plan, pool_minimum, [&] {
+          progress.Update(absl::StrCat(scenario.name, ", least memory"),
+                          static_cast<double>(runs.size()), total);
+        }));
     for (const PolicySpec& policy : plan.policies) {
       for (const SwitchStrategy strategy : plan.strategies) {
         const auto before = static_cast<double>(runs.size());

@@ -62,7 +62,8 @@ void AddRealArguments(CLI::App* app, SwitchingArguments* arguments) {
   RealOptions& real = arguments->real;
   app->add_option(
          "--real", real.models,
-         "Instead of FILE: these models, folders or files, take turns\n"
+         "Instead of FILE: these models, folders or files, with a LoRA\n"
+         "adapter as MODEL:adapter=FOLDER, take turns\n"
          "on one device, with the strategies reload, keep and sleep;\n"
          "each token is compared with a run of the model alone. Exit\n"
          "status 1 where one differs")

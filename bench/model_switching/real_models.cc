@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "bench/model_switching/plain_rates.h"
 #include "bench/stress_random.h"
-#include "quire/alloc/host_driver.h"
 #include "quire/alloc/quiescent.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/engine.h"
@@ -29,8 +28,25 @@ absl::Status OfModel(const std::string& path, const absl::Status& status) {
                       absl::StrCat(path, ": ", std::string(status.message())));
 }
 
-SessionOptions MakeSessionOptions(const RealOptions& options) {
+// "MODEL" or "MODEL:adapter=FOLDER".
+struct Source {
+  std::string model;
+  std::string adapter;  // empty: none
+};
+
+Source ParseSource(const std::string& text) {
+  constexpr std::string_view kAdapter = ":adapter=";
+  const size_t end = text.find(kAdapter);
+  if (end == text.npos) return {text, ""};
+  return {text.substr(0, end), text.substr(end + kAdapter.size())};
+}
+
+SessionOptions MakeSessionOptions(const RealOptions& options,
+                                  const Source& source) {
   SessionOptions session;
+  if (!source.adapter.empty()) {
+    session.adapters.push_back({"adapter", source.adapter});
+  }
   session.device.page_size = options.page_size;
   session.device.memory_utilization = 1;
   session.threads = options.threads;
@@ -58,9 +74,13 @@ class Decoding {
     auto decoding = std::unique_ptr<Decoding>(new Decoding());
     QUIRE_ASSIGN_OR_RETURN(decoding->session_, Session::Open(path, options));
     Session& session = *decoding->session_;
-    decoding->engine_ = std::make_unique<Engine>(
-        &session.decoder(), &session.cache(), /*max_sequences=*/1);
+    decoding->engine_ =
+        std::make_unique<Engine>(&session.decoder(), &session.cache(),
+                                 /*max_sequences=*/1, &session.adapters());
     Request request;
+    for (const AdapterInfo& adapter : session.adapters().List()) {
+      request.adapter = adapter.id;
+    }
     request.prompt = std::move(prompt);
     request.max_new_tokens = new_tokens;
     request.sampling.temperature = 0;
@@ -93,50 +113,25 @@ class Decoding {
 absl::StatusOr<RealModel> RunOneAlone(const RealOptions& options,
                                       const std::string& path,
                                       StressRandom* random) {
+  const Source source = ParseSource(path);
   RealModel model;
   model.path = path;
   const uint64_t new_tokens = options.tokens_per_turn * options.turns;
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
-                         Checkpoint::Open(path));
+                         Checkpoint::Open(source.model));
   QUIRE_ASSIGN_OR_RETURN(const ModelConfig config,
                          ParseModelConfig(*checkpoint));
+  for (const CheckpointFile& file : checkpoint->files()) {
+    model.files.push_back(file.path);
+  }
   model.prompt = DrawPrompt(options.prompt_tokens, config.vocab_size, random);
   QUIRE_ASSIGN_OR_RETURN(
       const std::unique_ptr<Decoding> decoding,
-      Decoding::Open(path, MakeSessionOptions(options), model.prompt,
-                     new_tokens, &model.tokens));
+      Decoding::Open(source.model, MakeSessionOptions(options, source),
+                     model.prompt, new_tokens, &model.tokens));
   QUIRE_RETURN_IF_ERROR(decoding->DecodeTo(new_tokens));
   model.peak = decoding->session().runtime().memory()->GetStatistics().in_use;
   return model;
-}
-
-// `bytes` with memcpy, from host memory to device pages, both as they are when
-// a model wakes up.
-absl::StatusOr<double> MeasureCopy(Bytes bytes, Bytes page_size) {
-  const PageCount pages = PagesFor(bytes, page_size);
-  HostDriverOptions device;
-  device.granularity = std::min(device.granularity, page_size);
-  device.memory_per_device =
-      CheckedBytes(pages, page_size).value_or(Bytes(UINT64_MAX));
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<HostDriver> driver,
-                         HostDriver::Create(device));
-  OwnerRegistry owners;
-  DeviceMemoryOptions memory_options;
-  memory_options.page_size = page_size;
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<DeviceMemory> memory,
-      DeviceMemory::Create(driver.get(), &owners, memory_options));
-  QUIRE_ASSIGN_OR_RETURN(AddressRange* const range,
-                         memory->ReserveRange(pages, kUnnamedOwner));
-  QUIRE_RETURN_IF_ERROR(memory->Commit(range, PageCount(0), pages));
-  QUIRE_ASSIGN_OR_RETURN(void* const host, driver->AllocatePinned(bytes));
-  std::memset(host, 1, bytes.value());
-  const Clock::time_point start = Clock::now();
-  std::memcpy(range->address().host_pointer<char>(), host, bytes.value());
-  const double seconds = SecondsSince(start);
-  QUIRE_RETURN_IF_ERROR(driver->FreePinned(host));
-  memory->ReleaseRange(range, Fence());
-  return seconds;
 }
 
 class Turns {
@@ -254,18 +249,22 @@ class Turns {
 
   // Goes on behind the tokens that there are.
   absl::Status Open(size_t index) {
-    SessionOptions session = MakeSessionOptions(options_);
+    const Source source = ParseSource(models_[index].path);
+    SessionOptions session = MakeSessionOptions(options_, source);
     session.runtime = runtime_.get();
     session.owner = absl::StrCat("model", index);
     std::vector<TokenId>& tokens = result_.tokens[index];
     std::vector<TokenId> prompt = models_[index].prompt;
     prompt.insert(prompt.end(), tokens.begin(), tokens.end());
+    const Clock::time_point start = Clock::now();
     QUIRE_ASSIGN_OR_RETURN(
         places_[index].decoding,
         Decoding::Open(
-            models_[index].path, session, std::move(prompt),
+            source.model, session, std::move(prompt),
             options_.tokens_per_turn * options_.turns - tokens.size(),
             &tokens));
+    result_.load_seconds += SecondsSince(start);
+    ++opened_[index];
     const Session& opened = places_[index].decoding->session();
     result_.read =
         SaturatingAdd(result_.read, opened.weights().load_report().bytes);
@@ -286,6 +285,12 @@ class Turns {
                              MeasureCopy(bytes, options_.page_size));
       result_.copy_seconds += seconds;
     }
+    for (size_t i = 0; i < models_.size(); ++i) {
+      if (opened_[i] == 0) continue;
+      QUIRE_ASSIGN_OR_RETURN(const double seconds,
+                             MeasureRead(models_[i].files));
+      result_.read_seconds += seconds * static_cast<double>(opened_[i]);
+    }
     return std::move(result_);
   }
 
@@ -294,6 +299,8 @@ class Turns {
   std::unique_ptr<Runtime> runtime_;
   std::vector<Place> places_;  // destroyed before the device
   std::vector<Bytes> woken_;
+  std::vector<uint64_t> opened_ =
+      std::vector<uint64_t>(models_.size());  // how often
   RealResult result_;
 };
 

@@ -26,7 +26,8 @@ inline constexpr SwitchStrategy kRealStrategies[] = {
     SwitchStrategy::kReload, SwitchStrategy::kKeep, SwitchStrategy::kSleep};
 
 struct RealOptions {
-  std::vector<std::string> models;  // paths of checkpoints
+  // Paths of checkpoints; with a LoRA adapter, PATH:adapter=FOLDER.
+  std::vector<std::string> models;
   // Of the device that they share; 0: what the largest takes alone, and a
   // sixteenth, so that models without room beside it have to make way.
   Bytes device_memory;
@@ -43,7 +44,8 @@ struct RealOptions {
 
 // A model alone.
 struct RealModel {
-  std::string path;
+  std::string path;                // as RealOptions has it
+  std::vector<std::string> files;  // with its weights
   std::vector<TokenId> prompt;
   std::vector<TokenId> tokens;  // that follow it, greedily
   Bytes peak;                   // what its device held
@@ -65,7 +67,10 @@ struct RealResult {
   Bytes peak_host_memory;
   std::vector<std::vector<TokenId>> tokens;  // of each model
   std::vector<RealSwitch> switches;
-  Bytes read;        // from disk
+  Bytes read;               // from disk
+  double load_seconds = 0;  // of opening models, all of them
+  // Reading the files of what was opened, as often, by plain calls.
+  double read_seconds = 0;
   Bytes copied_out;  // to host memory
   Bytes copied_in;
   double wake_seconds = 0;  // all of them

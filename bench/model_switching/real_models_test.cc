@@ -1,5 +1,5 @@
-// Small models of three kinds in turns on a device that holds one of them: what
-// they say does not depend on who was there between.
+// Small models of every family in turns on a device that holds one of them:
+// what they say does not depend on who was there between.
 
 #include "bench/model_switching/real_models.h"
 
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace quire {
@@ -17,9 +18,14 @@ RealOptions SmallModels() {
   const std::filesystem::path golden =
       std::filesystem::path(QUIRE_SOURCE_DIR) / "tests/golden";
   RealOptions options;
-  for (const char* name : {"gptq-w4-sym", "plain-f32", "rope-llama3"}) {
+  for (const char* name : {"gptq-w4-sym", "plain-f32", "rope-llama3",
+                           "qwen2-gptq", "qwen3-plain", "lora-saved"}) {
     options.models.push_back((golden / name).string());
   }
+  // The same model once more, with its adapter.
+  options.models.push_back(
+      absl::StrCat((golden / "lora-saved").string(),
+                   ":adapter=", (golden / "lora-saved/adapter").string()));
   options.page_size = KiB(64);
   options.threads = 2;
   return options;
@@ -71,6 +77,18 @@ TEST_F(RealModelsTest, SleepAndGoOn) {
   EXPECT_GT(result.copied_in, Bytes(0));
 }
 
+TEST_F(RealModelsTest, FollowTheirAdapter) {
+  RealOptions options = options_;
+  options.models = {models_.back().path};
+  const auto adapted = RunAlone(options);
+  ASSERT_TRUE(adapted.ok()) << adapted.status();
+  options.models = {models_[models_.size() - 2].path};
+  const auto without = RunAlone(options);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ((*adapted)[0].prompt, (*without)[0].prompt);
+  EXPECT_NE((*adapted)[0].tokens, (*without)[0].tokens);
+}
+
 TEST_F(RealModelsTest, AreReadAgainAndGoOn) {
   const RealResult once = Play(SwitchStrategy::kSleep);
   const RealResult result = Play(SwitchStrategy::kReload);
@@ -78,6 +96,8 @@ TEST_F(RealModelsTest, AreReadAgainAndGoOn) {
   ExpectAllEqual(result);
   EXPECT_EQ(result.read.value(), once.read.value() * options_.turns);
   EXPECT_EQ(result.copied_out, Bytes(0));
+  EXPECT_GT(result.load_seconds, 0);
+  EXPECT_GT(result.read_seconds, 0);
   EXPECT_EQ(result.peak_host_memory, Bytes(0));
 }
 

@@ -28,6 +28,17 @@ std::optional<double> WakeToCopy(const RealResult& result) {
   return result.copy_seconds / result.wake_seconds;
 }
 
+// Of opening models, to that of a plain read of their files; none where nothing
+// was opened.
+std::optional<double> LoadToRead(const RealResult& result) {
+  if (result.load_seconds <= 0) return std::nullopt;
+  return result.read_seconds / result.load_seconds;
+}
+
+json OrNull(std::optional<double> value) {
+  return value ? json(*value) : json();
+}
+
 Spread SwitchTimes(const RealResult& result) {
   Spread spread;
   for (const RealSwitch& times : result.switches) {
@@ -51,7 +62,6 @@ Bytes Moved(const RealResult& result) {
 
 json ResultToJson(const std::vector<RealModel>& models,
                   const RealResult& result, const json& settings) {
-  const std::optional<double> wake_to_copy = WakeToCopy(result);
   json object = {{"strategy", SwitchStrategyName(result.strategy)},
                  {"device_memory", result.device_memory.value()},
                  {"peak_reserved", result.peak_reserved.value()},
@@ -66,7 +76,10 @@ json ResultToJson(const std::vector<RealModel>& models,
                  {"bytes_copied_in", result.copied_in.value()},
                  {"wake_seconds", result.wake_seconds},
                  {"copy_seconds", result.copy_seconds},
-                 {"wake_to_copy", wake_to_copy ? json(*wake_to_copy) : json()},
+                 {"wake_to_copy", OrNull(WakeToCopy(result))},
+                 {"load_seconds", result.load_seconds},
+                 {"read_seconds", result.read_seconds},
+                 {"load_to_read", OrNull(LoadToRead(result))},
                  {"seconds_to_switch", SwitchTimes(result).ToJson()},
                  {"seconds_to_first_token", FirstTokenTimes(result).ToJson()},
                  {"settings", settings}};
@@ -77,13 +90,16 @@ json ResultToJson(const std::vector<RealModel>& models,
   return object;
 }
 
+std::string ShareCell(std::optional<double> share) {
+  return share ? absl::StrFormat("%.2f", *share) : "-";
+}
+
 std::vector<std::string> TableRow(const std::vector<RealModel>& models,
                                   const RealResult& result) {
   size_t tokens = 0;
   for (const auto& of_model : result.tokens) tokens += of_model.size();
   const Spread switches = SwitchTimes(result);
   const Spread first = FirstTokenTimes(result);
-  const std::optional<double> wake_to_copy = WakeToCopy(result);
   return {SwitchStrategyName(result.strategy),
           FormatBytes(result.device_memory),
           FormatBytes(result.peak_reserved),
@@ -94,7 +110,8 @@ std::vector<std::string> TableRow(const std::vector<RealModel>& models,
           absl::StrFormat("%.3f s", switches.mean),
           absl::StrFormat("%.3f s", first.mean),
           absl::StrFormat("%.3f s", first.worst),
-          wake_to_copy ? absl::StrFormat("%.2f", *wake_to_copy) : "-",
+          ShareCell(WakeToCopy(result)),
+          ShareCell(LoadToRead(result)),
           absl::StrCat(tokens),
           result.failure             ? "memory ran out"
           : AllEqual(models, result) ? "all equal"
@@ -126,7 +143,7 @@ std::string RealToTable(const std::vector<RealModel>& models,
   std::vector<std::vector<std::string>> rows = {
       {"strategy", "device", "reserved", "in host", "switches", "read",
        "copied", "to switch", "to first token", "worst", "wake / copy",
-       "tokens", "to those alone"}};
+       "load / read", "tokens", "to those alone"}};
   for (const RealResult& result : results) {
     rows.push_back(TableRow(models, result));
   }
