@@ -208,7 +208,9 @@ absl::Status Decoder::Impl::CheckLayout(const KvLayout& layout) const {
                      " layers for a model of ", config_.layers));
   for (const KvLayerKind& kind : layout.kinds()) {
     const KvLayerKind& first = layout.KindOf(0);
-    if (!HasAttention(kind) || kind.dtype != first.dtype ||
+    if (!HasAttention(kind) || kind.kv_heads != config_.kv_heads ||
+        kind.key_dim != config_.head_dim ||
+        kind.value_dim != config_.head_dim || kind.dtype != first.dtype ||
         kind.scale != first.scale)
       return absl::InvalidArgumentError(absl::StrCat(
           "there is no attention over KV rows of ", kind.kv_heads, " x ",

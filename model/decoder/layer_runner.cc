@@ -169,7 +169,11 @@ void LayerRunner::RunAttention(std::span<const TokenPlace> places,
          .block_shift = view.block_shift,
          .block_stride = view.block_stride.value(),
          .key_scales = view.key_scales.host_pointer<const void>(),
-         .value_scales = view.value_scales.host_pointer<const void>()});
+         .value_scales = view.value_scales.host_pointer<const void>(),
+         .value_stride = view.value_stride.value(),
+         .value_block_stride = view.value_block_stride.value(),
+         .window = view.window,
+         .sinks = view.sinks});
   }
   Attention(queries_, kv, config_->heads, config_->kv_heads, config_->head_dim,
             1.0f / std::sqrt(static_cast<float>(config_->head_dim)), pool_);

@@ -1,9 +1,9 @@
 // Softmax attention over strided KV rows: how the work is divided.
 //
-// The rows of a query are cut into spans of kSpanRows. A span starts from
-// nothing (see attention_kernel-inl.h) and spans are merged in ascending order.
-// Who computes a span, one thread after the other or several at once, changes
-// none of the operations on an output element.
+// The rows that a query sees are cut into spans of kSpanRows. A span starts
+// from nothing (see attention_kernel-inl.h) and spans are merged in ascending
+// order. Who computes a span, one thread after the other or several at once,
+// changes none of the operations on an output element.
 //
 // With many queries one task is a query. With few, as in the decoding of long
 // contexts, one task is a span of a query, and with too few of those a span for
@@ -81,9 +81,9 @@ void Merge(const AttentionShape& shape, const SoftmaxState& next,
     const float present = std::exp(next.largest[h] - largest);
     state.largest[h] = largest;
     state.sum[h] = state.sum[h] * past + next.sum[h] * present;
-    float* const to = state.weighted + h * shape.padded_dim;
-    const float* const from = next.weighted + h * shape.padded_dim;
-    for (size_t i = 0; i < shape.head_dim; ++i)
+    float* const to = state.weighted + h * shape.padded_value;
+    const float* const from = next.weighted + h * shape.padded_value;
+    for (size_t i = 0; i < shape.value_dim; ++i)
       to[i] = to[i] * past + from[i] * present;
   }
 }
@@ -92,9 +92,9 @@ void WriteOutput(const AttentionShape& shape, const SoftmaxState& state,
                  float* output) {
   for (size_t h = 0; h < shape.group; ++h) {
     const float factor = 1.0f / state.sum[h];
-    for (size_t i = 0; i < shape.head_dim; ++i) {
-      output[h * shape.head_dim + i] =
-          state.weighted[h * shape.padded_dim + i] * factor;
+    for (size_t i = 0; i < shape.value_dim; ++i) {
+      output[h * shape.value_dim + i] =
+          state.weighted[h * shape.padded_value + i] * factor;
     }
   }
 }
@@ -102,15 +102,15 @@ void WriteOutput(const AttentionShape& shape, const SoftmaxState& state,
 // The queries of a kv head, scaled and padded with zeros.
 void LoadQueries(const AttentionShape& shape, const float* from, float* to) {
   for (size_t h = 0; h < shape.group; ++h) {
-    for (size_t i = 0; i < shape.head_dim; ++i)
-      to[i] = from[h * shape.head_dim + i] * shape.scale;
-    std::fill(to + shape.head_dim, to + shape.padded_dim, 0.0f);
-    to += shape.padded_dim;
+    for (size_t i = 0; i < shape.key_dim; ++i)
+      to[i] = from[h * shape.key_dim + i] * shape.scale;
+    std::fill(to + shape.key_dim, to + shape.padded_key, 0.0f);
+    to += shape.padded_key;
   }
 }
 
 size_t SpansOf(const AttentionQuery& query) {
-  return std::max<size_t>(1, (query.length + kSpanRows - 1) / kSpanRows);
+  return std::max<size_t>(1, (RowsOf(query).count + kSpanRows - 1) / kSpanRows);
 }
 
 // A thread's own memory, and the work that it does with it.
@@ -124,7 +124,7 @@ class Worker {
 
   void LoadHeads(const AttentionQuery& query, KvHeads heads) {
     for (size_t h = heads.begin; h < heads.end; ++h) {
-      LoadQueries(shape_, query.query + h * shape_.group * shape_.head_dim,
+      LoadQueries(shape_, query.query + h * shape_.group * shape_.key_dim,
                   queries_.data() + (h - heads.begin) * shape_.query_size());
     }
   }
@@ -135,7 +135,7 @@ class Worker {
     const size_t first = span * kSpanRows;
     HWY_DYNAMIC_DISPATCH(AttendRowsEntry)
     (shape_, elements_, queries_.data(), query, heads, first,
-     std::min(query.length, first + kSpanRows), scores_.data(), states);
+     std::min(RowsOf(query).count, first + kSpanRows), scores_.data(), states);
   }
 
  private:
@@ -159,7 +159,7 @@ void WriteHeads(const AttentionShape& shape, KvHeads heads, float* states,
     WriteOutput(
         shape,
         SoftmaxState(shape, states + (h - heads.begin) * shape.state_size()),
-        query.output + h * shape.group * shape.head_dim);
+        query.output + h * shape.group * shape.value_dim);
   }
 }
 
@@ -225,14 +225,17 @@ void AttendSpans(std::span<const AttentionQuery> queries, KvElements elements,
 }  // namespace
 
 void Attention(std::span<const AttentionQuery> queries, KvElements elements,
-               size_t heads, size_t kv_heads, size_t head_dim, float scale,
-               ThreadPool* pool) {
+               const AttentionHeads& heads, float scale, ThreadPool* pool) {
+  const auto padded = [](size_t dim) {
+    return (dim + kWidestVector - 1) / kWidestVector * kWidestVector;
+  };
   AttentionShape shape;
-  shape.kv_heads = kv_heads;
-  shape.group = heads / kv_heads;
-  shape.head_dim = head_dim;
-  shape.padded_dim =
-      (head_dim + kWidestVector - 1) / kWidestVector * kWidestVector;
+  shape.kv_heads = heads.kv_heads;
+  shape.group = heads.heads / heads.kv_heads;
+  shape.key_dim = heads.key_dim;
+  shape.value_dim = heads.value_dim;
+  shape.padded_key = padded(heads.key_dim);
+  shape.padded_value = padded(heads.value_dim);
   shape.scale = scale;
 
   const auto threads = static_cast<size_t>(pool->threads());
@@ -247,7 +250,7 @@ void Attention(std::span<const AttentionQuery> queries, KvElements elements,
   for (const AttentionQuery& query : queries) spans += SpansOf(query);
   if (spans == 0) return;
   const size_t parts =
-      std::clamp<size_t>((enough + spans - 1) / spans, 1, kv_heads);
+      std::clamp<size_t>((enough + spans - 1) / spans, 1, shape.kv_heads);
   AttendSpans(queries, elements, shape, parts, pool);
 }
 

@@ -44,7 +44,8 @@ HWY_INLINE VF ExpKeepNaN(VF x) {
 struct Tile {
   const uint8_t* keys;
   const uint8_t* values;
-  size_t row_stride;
+  size_t row_stride;  // of keys
+  size_t value_stride;
   std::span<const RowRun> runs;
   size_t rows;  // of all runs
   // Of each row, and 1 up to kTileRows; null: none.
@@ -63,12 +64,12 @@ void ScoreRows(const AttentionShape& shape, const float* queries,
                const Tile& tile, const RowRun& run, float* scores) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
-  const size_t whole = shape.head_dim / lanes * lanes;
-  const size_t rest = shape.head_dim - whole;
-  const uint8_t* row = tile.keys + run.offset;
-  const uint8_t* ahead = tile.keys + run.ahead;
+  const size_t whole = shape.key_dim / lanes * lanes;
+  const size_t rest = shape.key_dim - whole;
+  const uint8_t* row = tile.keys + run.keys.offset;
+  const uint8_t* ahead = tile.keys + run.keys.ahead;
   for (size_t r = 0; r < run.rows; ++r) {
-    PrefetchRow(ahead, shape.head_dim * sizeof(T));
+    PrefetchRow(ahead, shape.key_dim * sizeof(T));
     const T* const key = reinterpret_cast<const T*>(row);
     row += tile.row_stride;
     ahead += tile.row_stride;
@@ -77,7 +78,7 @@ void ScoreRows(const AttentionShape& shape, const float* queries,
     const auto add = [&](VF k, size_t i) HWY_ATTR {
       for (int h = 0; h < kH; ++h) {
         sums[h] = hn::MulAdd(
-            k, hn::LoadU(d, queries + h * shape.padded_dim + i), sums[h]);
+            k, hn::LoadU(d, queries + h * shape.padded_key + i), sums[h]);
       }
     };
     for (size_t i = 0; i < whole; i += lanes) add(LoadF32(d, key + i), i);
@@ -109,7 +110,7 @@ void Weigh(const AttentionShape& shape, size_t rows, float* scores,
   const VF past = ExpKeepNaN(hn::Sub(hn::Set(d, *largest_so_far), largest));
   *largest_so_far = hn::GetLane(largest);
   *sum_so_far = *sum_so_far * hn::GetLane(past) + SumLanes(d, sum);
-  for (size_t i = 0; i < shape.padded_dim; i += lanes)
+  for (size_t i = 0; i < shape.padded_value; i += lanes)
     hn::StoreU(hn::Mul(hn::LoadU(d, weighted + i), past), d, weighted + i);
 }
 
@@ -125,15 +126,15 @@ void AddValues(const AttentionShape& shape, const Tile& tile, const RowRun& run,
   for (int h = 0; h < kH; ++h)
     for (int v = 0; v < kV; ++v)
       sums[h][v] =
-          hn::LoadU(d, weighted + h * shape.padded_dim + first + v * lanes);
+          hn::LoadU(d, weighted + h * shape.padded_value + first + v * lanes);
   const uint8_t* const values = tile.values + first * sizeof(T);
-  const uint8_t* row = values + run.offset;
-  const uint8_t* ahead = values + run.ahead;
+  const uint8_t* row = values + run.values.offset;
+  const uint8_t* ahead = values + run.values.ahead;
   for (size_t r = 0; r < run.rows; ++r) {
     PrefetchRow(ahead, kV * lanes * sizeof(T));
     const T* const value = reinterpret_cast<const T*>(row);
-    row += tile.row_stride;
-    ahead += tile.row_stride;
+    row += tile.value_stride;
+    ahead += tile.value_stride;
     for (int v = 0; v < kV; ++v) {
       const T* const from = value + v * lanes;
       const VF x = v + 1 < kV || last == lanes ? LoadF32(d, from)
@@ -147,7 +148,7 @@ void AddValues(const AttentionShape& shape, const Tile& tile, const RowRun& run,
   for (int h = 0; h < kH; ++h)
     for (int v = 0; v < kV; ++v)
       hn::StoreU(sums[h][v], d,
-                 weighted + h * shape.padded_dim + first + v * lanes);
+                 weighted + h * shape.padded_value + first + v * lanes);
 }
 
 // All values of one run for kH heads.
@@ -157,12 +158,12 @@ void AddRunValues(const AttentionShape& shape, const Tile& tile,
   constexpr int kVectors = 4;
   const size_t lanes = hn::Lanes(DF());
   size_t i = 0;
-  for (; i + kVectors * lanes <= shape.head_dim; i += kVectors * lanes) {
+  for (; i + kVectors * lanes <= shape.value_dim; i += kVectors * lanes) {
     AddValues<T, kH, kVectors>(shape, tile, run, i, lanes, scores, weighted);
   }
-  for (; i < shape.head_dim; i += lanes) {
+  for (; i < shape.value_dim; i += lanes) {
     AddValues<T, kH, 1>(shape, tile, run, i,
-                        std::min(lanes, shape.head_dim - i), scores, weighted);
+                        std::min(lanes, shape.value_dim - i), scores, weighted);
   }
 }
 
@@ -191,7 +192,7 @@ void AddTileHeads(const AttentionShape& shape, const float* queries,
   ScaleRows(tile.key_scales, kH, scores);
   for (int h = 0; h < kH; ++h) {
     Weigh(shape, tile.rows, scores + h * kTileRows, state.largest + h,
-          state.sum + h, state.weighted + h * shape.padded_dim);
+          state.sum + h, state.weighted + h * shape.padded_value);
   }
   ScaleRows(tile.value_scales, kH, scores);
   run_scores = scores;
@@ -207,10 +208,10 @@ void AddTile(const AttentionShape& shape, const float* queries,
              const Tile& tile, float* scores, SoftmaxState state) {
   size_t h = 0;
   const auto add = [&]<int kH>() HWY_ATTR {
-    AddTileHeads<T, kH>(shape, queries + h * shape.padded_dim, tile,
+    AddTileHeads<T, kH>(shape, queries + h * shape.padded_key, tile,
                         scores + h * kTileRows,
                         {state.largest + h, state.sum + h,
-                         state.weighted + h * shape.padded_dim});
+                         state.weighted + h * shape.padded_value});
     h += kH;
   };
   while (h + 2 <= shape.group) add.template operator()<2>();
@@ -219,10 +220,12 @@ void AddTile(const AttentionShape& shape, const float* queries,
 
 // The scales of a head in the rows of a tile, and 1 behind them.
 inline void LoadScales(KvScale type, const void* scales, size_t row_stride,
-                       std::span<const RowRun> runs, size_t head, float* to) {
+                       std::span<const RowRun> runs, RowRun::Side RowRun::*side,
+                       size_t head, float* to) {
   float* at = to;
   for (const RowRun& run : runs) {
-    const uint8_t* from = static_cast<const uint8_t*>(scales) + run.offset +
+    const uint8_t* from = static_cast<const uint8_t*>(scales) +
+                          (run.*side).offset +
                           head * (type == KvScale::kF16 ? 2 : 4);
     for (size_t r = 0; r < run.rows; ++r, from += row_stride) {
       if (type == KvScale::kF16) {
@@ -235,8 +238,8 @@ inline void LoadScales(KvScale type, const void* scales, size_t row_stride,
   std::fill(at, to + kTileRows, 1.0f);
 }
 
-// Rows [begin, end) of a query for `heads`, from empty states. Of `queries` and
-// `states` there is one for each of `heads`.
+// Rows [begin, end) of those that a query sees, for `heads`, from empty states.
+// Of `queries` and `states` there is one for each of `heads`.
 template <typename T>
 void AttendRows(const AttentionShape& shape, KvScale scale,
                 const float* queries, const AttentionQuery& query,
@@ -252,26 +255,29 @@ void AttendRows(const AttentionShape& shape, KvScale scale,
   float key_scales[kTileRows];
   float value_scales[kTileRows];
   const bool scaled = scale != KvScale::kNone;
+  const size_t value_stride =
+      query.value_stride == 0 ? query.row_stride : query.value_stride;
   // Head by head within a tile: what is read of a row lies side by side.
   for (size_t row = begin; row < end; row += kTileRows) {
     const size_t rows = std::min(kTileRows, end - row);
     const std::span<const RowRun> tile_runs(
         runs, FindRuns(query, row, row + rows, runs));
     for (size_t h = heads.begin; h < heads.end; ++h) {
-      const size_t offset = h * shape.head_dim * sizeof(T);
       const size_t place = h - heads.begin;
       if (scaled) {
-        LoadScales(scale, query.key_scales, query.row_stride, tile_runs, h,
-                   key_scales);
-        LoadScales(scale, query.value_scales, query.row_stride, tile_runs, h,
-                   value_scales);
+        LoadScales(scale, query.key_scales, query.row_stride, tile_runs,
+                   &RowRun::keys, h, key_scales);
+        LoadScales(scale, query.value_scales, value_stride, tile_runs,
+                   &RowRun::values, h, value_scales);
       }
       AddTile<T>(
           shape, queries + place * shape.query_size(),
-          {static_cast<const uint8_t*>(query.keys) + offset,
-           static_cast<const uint8_t*>(query.values) + offset, query.row_stride,
-           tile_runs, rows, scaled ? key_scales : nullptr,
-           scaled ? value_scales : nullptr},
+          {static_cast<const uint8_t*>(query.keys) +
+               h * shape.key_dim * sizeof(T),
+           static_cast<const uint8_t*>(query.values) +
+               h * shape.value_dim * sizeof(T),
+           query.row_stride, value_stride, tile_runs, rows,
+           scaled ? key_scales : nullptr, scaled ? value_scales : nullptr},
           scores, SoftmaxState(shape, states + place * shape.state_size()));
     }
   }

@@ -270,7 +270,7 @@ void Rope(const uint64_t* positions, const float* inverse_frequencies,
 
 bool HasAttention(const KvLayerKind& kind) {
   return (kind.dtype != KvDType::kInt8 || kind.scale != KvScale::kNone) &&
-         kind.key_dim == kind.value_dim && kind.window == 0;
+         (kind.value_dim > 0 || kind.kv_heads == 1);
 }
 
 void StoreKvRow(const float* values, size_t count, KvDType dtype, void* row) {

@@ -158,7 +158,12 @@ TEST(HasAttentionTest, IntegersNeedScales) {
   EXPECT_FALSE(HasAttention({2, 8, 8, KvDType::kInt8}));
   EXPECT_TRUE(HasAttention({2, 8, 8, KvDType::kInt8, KvScale::kF32}));
   EXPECT_TRUE(HasAttention({2, 8, 8, KvDType::kF8E4M3}));
-  EXPECT_FALSE(HasAttention({2, 8, 4, KvDType::kF8E4M3}));
+}
+
+TEST(HasAttentionTest, ALatentVectorHasOneHead) {
+  EXPECT_TRUE(HasAttention(LatentKvLayer(512, 64, KvDType::kBF16)));
+  EXPECT_TRUE(HasAttention({2, 8, 4, KvDType::kF16}));
+  EXPECT_FALSE(HasAttention({2, 8, 0, KvDType::kF16}));
 }
 
 }  // namespace

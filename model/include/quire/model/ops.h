@@ -167,8 +167,9 @@ struct KvElements {
   KvScale scale;
 };
 
-// Whether the operations below have code for the rows of such a layer: K and V
-// of one size, int8 elements with scales, and every token seen.
+// Whether the operations below have code for the rows of such a layer: int8
+// elements need scales, and of layers without values there is one head, of
+// whose vector the values are the beginning.
 bool HasAttention(const KvLayerKind& kind);
 
 // Writes [heads * head_dim] float32 values as one half (K or V) of a KV row of
@@ -182,12 +183,12 @@ void StoreScaledKvRow(const float* values, size_t heads, size_t head_dim,
 
 // One query token against the rows [0, length) of its sequence.
 struct AttentionQuery {
-  const float* query;  // [heads, head_dim]
+  const float* query;  // [heads, key_dim]
   const void* keys;    // row 0 of the layer; rows are `row_stride` bytes apart
   const void* values;
   size_t row_stride;
-  size_t length;  // rows that the query sees, its own included: at least 1
-  float* output;  // [heads, head_dim]
+  size_t length;  // rows up to the query, its own included: at least 1
+  float* output;  // [heads, value_dim]
   // Rows in blocks (PagedAttention; Kwon et al. 2023,
   // https://arxiv.org/abs/2309.06180): row r is row r % 2^block_shift of block
   // blocks[r >> block_shift], blocks are `block_stride` bytes apart, and keys
@@ -199,15 +200,38 @@ struct AttentionQuery {
   // apart as the rows.
   const void* key_scales = nullptr;
   const void* value_scales = nullptr;
+  // Of values, where they are not as far apart as keys; 0: they are.
+  size_t value_stride = 0;
+  size_t value_block_stride = 0;
+  // Of the rows the query sees the last `window`, its own included, and of
+  // those before them the first `sinks`; 0: all. No others are read.
+  size_t window = 0;
+  size_t sinks = 0;
+};
+// What the queries of a call have in common.
+struct AttentionHeads {
+  size_t heads;
+  size_t kv_heads;
+  size_t key_dim;
+  size_t value_dim;  // may be another one
 };
 // Softmax attention with grouped queries: head h reads kv head
 // h / (heads / kv_heads). Online softmax (Milakov and Gimelshein 2018) over
 // tiles of rows of fixed size, so the result is independent of the batch, and
 // of how the rows are stored.
-// REQUIRES: HasAttention of the layer.
+//
+// Of a latent layer (MLA) a row has one vector, of which all query heads see
+// all elements as key, and the first value_dim as value: kv_heads is 1, and
+// values are where keys are. REQUIRES: HasAttention of the layer.
 void Attention(std::span<const AttentionQuery> queries, KvElements elements,
-               size_t heads, size_t kv_heads, size_t head_dim, float scale,
-               ThreadPool* pool);
+               const AttentionHeads& heads, float scale, ThreadPool* pool);
+// With keys and values of one size.
+inline void Attention(std::span<const AttentionQuery> queries,
+                      KvElements elements, size_t heads, size_t kv_heads,
+                      size_t head_dim, float scale, ThreadPool* pool) {
+  Attention(queries, elements, {heads, kv_heads, head_dim, head_dim}, scale,
+            pool);
+}
 
 // The SIMD target that was chosen at run time: "AVX3", "AVX2", ...
 const char* SimdTargetName();
