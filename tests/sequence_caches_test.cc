@@ -162,6 +162,26 @@ TEST_P(SequenceCachesTest, PrefixesThatAreFoundAgainChangeNoToken) {
   }
 }
 
+// A limit of fewer tokens than prompts have: whole prompts and chunks of them,
+// and what is dropped on the way.
+TEST_P(SequenceCachesTest, ALimitOfTokensIsTheSameForAll) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts unlimited = Expected(prompts, 40);
+  SessionOptions alone = OptionsOf({KvCacheKind::kContiguous, 16, 0});
+  alone.kv_limit = {.max_tokens = 20, .sinks = 3};
+  Texts expected;
+  for (const auto& prompt : prompts)
+    expected.push_back(Continue(*Open(alone), {prompt}, 40).continuations[0]);
+  EXPECT_NE(expected, unlimited);
+  SessionOptions options = OptionsOf(GetParam());
+  options.kv_limit = alone.kv_limit;
+  options.decoder.max_batch_tokens = 16;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  EXPECT_EQ(Continue(*session, prompts, 40).continuations, expected);
+  EXPECT_EQ(Continue(*session, prompts, 40, 3).continuations, expected);
+}
+
 // Of a device with what is there beside the cache, and 256 tokens more: two
 // sequences of the longest length, or a half of all that the sequences get.
 SessionOptions TightOptions(const Setting& setting) {

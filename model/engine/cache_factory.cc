@@ -38,17 +38,20 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
            .max_sequences = options.max_sequences,
            .owner = owner,
            .block_tokens = options.block_size,
+           .limit = options.kv_limit,
            .stream = stream});
     case KvCacheKind::kStatic:
       return StaticCache::Create(memory, part.layout,
                                  {.max_sequence_length = max_sequence_length,
                                   .max_sequences = options.max_sequences,
-                                  .owner = owner});
+                                  .owner = owner,
+                                  .limit = options.kv_limit});
     case KvCacheKind::kContiguous:
       return KvCache::Create(memory, part.layout,
                              {.max_sequence_length = max_sequence_length,
                               .max_sequences = options.max_sequences,
                               .owner = owner,
+                              .limit = options.kv_limit,
                               .stream = stream,
                               .swap_space = options.swap_space});
   }

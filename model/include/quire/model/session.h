@@ -105,6 +105,7 @@ struct SessionOptions {
   // they are computed again.
   Bytes swap_space;
   KvDType kv_dtype = KvDType::kF16;  // of 8 bits: with scales
+  KvTokenLimit kv_limit;  // max_cache_len and attention sinks, of each sequence
   uint32_t layers_per_row = 0;  // the KV layout's g; 0: all layers, least waste
   // Told at the end of a session of what decoder, cache and weights did not
   // give back, where there is anything; null: nobody.
