@@ -40,6 +40,23 @@ TEST(BlockPoolTest, EveryBlockIsTakenOnce) {
   Check(pool);
 }
 
+// Books of all blocks would be some hundred GiB.
+TEST(BlockPoolTest, APoolOfAnySizeKeepsBooksOfWhatWasUsed) {
+  constexpr uint32_t kBlocks = UINT32_MAX - 1;
+  BlockPool pool(kBlocks);
+  const BlockId a = TakeIndexed(&pool, kNoBlock, 1);
+  const BlockId b = *pool.Take();
+  EXPECT_EQ(pool.free(), kBlocks - 2);
+  EXPECT_EQ(pool.references(kBlocks - 1), 0u);
+  EXPECT_FALSE(pool.index().Contains(kBlocks - 1));
+  pool.Unreference(b, Fence());
+  EXPECT_EQ(pool.Take(), b);  // before one that was never used
+  pool.Unreference(a, Fence());
+  EXPECT_EQ(pool.kept(), 1u);
+  EXPECT_NE(*pool.Take(), a);
+  Check(pool);
+}
+
 TEST(BlockPoolTest, KeptBlocksGoLastAndLeastRecentlyUsedFirst) {
   BlockPool pool(4);
   const BlockId a = TakeIndexed(&pool, kNoBlock, 1);
