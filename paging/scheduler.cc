@@ -249,8 +249,12 @@ absl::Status Scheduler::AdmitWaiting(Room room, For step) {
     if (chunk == 0 || !MayAdmit(next, room)) break;
     const bool was_swapped = next.swapped;
     absl::Status status = Seat(step == For::kThisStep ? chunk : next.tokens);
-    if (status.ok() && was_swapped && step == For::kThisStep) {
-      const SequenceStep length = {next.sequence, next.computed + chunk};
+    if (status.ok() && step == For::kThisStep &&
+        (was_swapped || token_source_)) {
+      // A prompt that is backed as a whole may be computed in chunks. What the
+      // cache may drop behind windows follows from what has been computed.
+      const SequenceStep length = {next.sequence,
+                                   next.computed + Chunk(next, room)};
       status = cache_->Step(std::span(&length, 1));
     }
     if (absl::IsResourceExhausted(status)) break;

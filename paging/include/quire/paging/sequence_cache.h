@@ -112,8 +112,10 @@ class SequenceCache {
                               const Fence& fence) = 0;
   // `fence` covers every kernel queued so far that uses a sequence of the
   // cache. A cache that gives back what no later kernel sees, behind windows or
-  // a limit, may do so from the next Step of each sequence on; without it, all
-  // tokens stay.
+  // a limit, may do so from the next Step of each sequence on, whose kernels
+  // are taken to compute the tokens behind the length of its last Step: a
+  // prompt that is computed in chunks is stepped to the end of each. Without
+  // EndBatch all tokens stay.
   virtual void EndBatch(const Fence& /*fence*/) {}
   // The id is dead at once. Nothing of it serves another sequence before
   // `fence` completes.
