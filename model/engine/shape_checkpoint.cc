@@ -14,6 +14,7 @@
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/gptq.h"
 #include "quire/loader/json_fields.h"
+#include "quire/loader/quote.h"
 #include "quire/model/model_config.h"
 
 namespace quire {
@@ -95,6 +96,13 @@ class ShapeBuilder {
       AddTensor(absl::StrCat(module, ".weight"), dtype_, {out, in});
       return absl::OkStatus();
     }
+    // Such a module has a g_idx to tell how many inputs there are.
+    if (in * static_cast<uint64_t>(settings->bits) % 32 != 0)
+      return absl::UnimplementedError(absl::StrCat(
+          gptq_->where(), ": module ", Quoted(module), " has ", in,
+          " inputs of ", settings->bits,
+          " bits, no whole number of words: what its tensors are cannot be "
+          "told from a configuration"));
     const uint64_t groups =
         settings->group_size <= 0
             ? 1
@@ -135,6 +143,10 @@ absl::StatusOr<std::vector<TensorInfo>> TensorsOf(
   std::optional<GptqConfig> gptq;
   if (!checkpoint.quantization_config().empty()) {
     QUIRE_ASSIGN_OR_RETURN(gptq, GptqConfig::Parse(checkpoint));
+    if (gptq->packing() != GptqPacking::kGptq)
+      return absl::UnimplementedError(absl::StrCat(
+          gptq->where(),
+          ": what tensors AWQ has cannot be told from a configuration"));
   }
   return ShapeBuilder(config, dtype, std::move(gptq)).Build();
 }
