@@ -1,24 +1,27 @@
 // Whatever the operations, a DeviceAllocator agrees with the model of
 // alloc/testing/allocator_operations.h.
 
-#include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+#include <memory>
 
 #include "alloc/testing/allocator_operations.h"
 #include "quire/alloc/host_driver.h"
+#include "quire/alloc/status_macros.h"
+#include "tests/fuzz/fuzz_util.h"
+#include "tests/fuzz/targets.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  auto driver =
-      quire::HostDriver::Create(quire::AllocatorOperations::DriverOptions());
-  if (!driver.ok()) std::abort();
-  const absl::Status status =
-      quire::AllocatorOperations(driver->get(), {data, size}).Run();
-  if (!status.ok()) {
-    std::fprintf(stderr, "%s\n", status.ToString().c_str());
-    std::abort();
-  }
-  if (!(*driver)->Leaks().empty()) std::abort();
-  return 0;
+namespace quire {
+
+absl::Status FuzzAllocator(std::string_view input) {
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<HostDriver> driver,
+      HostDriver::Create(AllocatorOperations::DriverOptions()));
+  QUIRE_RETURN_IF_ERROR(
+      AllocatorOperations(
+          driver.get(),
+          {reinterpret_cast<const uint8_t*>(input.data()), input.size()})
+          .Run());
+  return Property(driver->Leaks().empty(), "the driver has everything back");
 }
+
+}  // namespace quire

@@ -1,28 +1,29 @@
 // Whatever the bytes, a GGUF file is refused or describes tensors that lie in
 // the file and do not overlap, and metadata that can be printed.
 
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "loader/checkpoint_test_util.h"
 #include "loader/gguf_reader.h"
+#include "quire/alloc/status_macros.h"
+#include "tests/fuzz/fuzz_util.h"
+#include "tests/fuzz/targets.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string bytes(reinterpret_cast<const char*>(data), size);
-  const auto gguf = quire::ReadGguf(quire::MemoryFile(bytes));
-  if (!gguf.ok()) {
-    if (gguf.status().message().find('\n') != absl::string_view::npos)
-      std::abort();
-    return 0;
-  }
+namespace quire {
+
+absl::Status FuzzGguf(std::string_view input) {
+  const auto gguf = ReadGguf(MemoryFile(std::string(input)));
+  if (!gguf.ok()) return CheckRefusal(gguf.status());
   (void)gguf->metadata.dump();
   uint64_t end = 0;
-  for (const quire::TensorInfo& tensor : gguf->tensors) {
-    if (tensor.offset < end) std::abort();
+  for (const TensorInfo& tensor : gguf->tensors) {
+    QUIRE_RETURN_IF_ERROR(
+        Property(tensor.offset >= end, "tensors do not overlap"));
     end = tensor.offset + tensor.size.value();
   }
-  if (end > size) std::abort();
-  return 0;
+  return Property(end <= input.size(), "tensors lie in the file");
 }
+
+}  // namespace quire

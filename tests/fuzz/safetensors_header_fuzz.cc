@@ -1,38 +1,37 @@
 // Whatever the bytes, the header of a safetensors file is refused or describes
 // tensors that tile the file.
 
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "loader/checkpoint_test_util.h"
 #include "loader/safetensors_header.h"
+#include "quire/alloc/status_macros.h"
+#include "tests/fuzz/fuzz_util.h"
+#include "tests/fuzz/targets.h"
 
+namespace quire {
 namespace {
 
-void Check(const std::string& bytes) {
+absl::Status CheckHeader(const std::string& bytes) {
   const auto tensors =
-      quire::ReadSafetensorsHeader(quire::MemoryFile(bytes), /*file_index=*/0);
-  if (!tensors.ok()) {
-    if (tensors.status().message().find('\n') != absl::string_view::npos)
-      std::abort();
-    return;
-  }
+      ReadSafetensorsHeader(MemoryFile(bytes), /*file_index=*/0);
+  if (!tensors.ok()) return CheckRefusal(tensors.status());
   uint64_t end = tensors->empty() ? bytes.size() : tensors->front().offset;
-  for (const quire::TensorInfo& tensor : *tensors) {
-    if (tensor.offset != end) std::abort();
+  for (const TensorInfo& tensor : *tensors) {
+    QUIRE_RETURN_IF_ERROR(Property(
+        tensor.offset == end, "each tensor begins where the last one ends"));
     end += tensor.size.value();
   }
-  if (end != bytes.size()) std::abort();
+  return Property(end == bytes.size(), "the last one ends with the file");
 }
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string input(reinterpret_cast<const char*>(data), size);
-  Check(input);
+absl::Status FuzzSafetensorsHeader(std::string_view input) {
+  QUIRE_RETURN_IF_ERROR(CheckHeader(std::string(input)));
   // With a right length in front, so that mutations reach the JSON.
-  Check(quire::Safetensors(input));
-  return 0;
+  return CheckHeader(Safetensors(input));
 }
+
+}  // namespace quire

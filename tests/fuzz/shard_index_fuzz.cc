@@ -1,26 +1,33 @@
 // Whatever the bytes, a shard index is refused or maps names to files that
 // stand in the same folder.
 
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "loader/checkpoint_test_util.h"
 #include "loader/shard_index.h"
+#include "quire/alloc/status_macros.h"
+#include "tests/fuzz/fuzz_util.h"
+#include "tests/fuzz/targets.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string bytes(reinterpret_cast<const char*>(data), size);
-  const auto index = quire::ShardIndex::Read(quire::MemoryFile(bytes));
-  if (!index.ok()) return 0;
+namespace quire {
+
+absl::Status FuzzShardIndex(std::string_view input) {
+  const auto index = ShardIndex::Read(MemoryFile(std::string(input)));
+  if (!index.ok()) return CheckRefusal(index.status());
   for (const std::string& shard : index->shards())
-    if (shard.empty() || shard.front() == '.' ||
-        shard.find_first_of("/\\") != std::string::npos)
-      std::abort();
+    QUIRE_RETURN_IF_ERROR(
+        Property(!shard.empty() && shard.front() != '.' &&
+                     shard.find_first_of("/\\") == std::string::npos,
+                 "a shard is a plain file name"));
   for (const auto& mapping : index->mappings()) {
-    if (mapping.shard >= index->shards().size()) std::abort();
+    QUIRE_RETURN_IF_ERROR(
+        Property(mapping.shard < index->shards().size(), "a shard exists"));
     const auto found = index->Find(index->Name(mapping));
-    if (!found || &index->mappings()[*found] != &mapping) std::abort();
+    QUIRE_RETURN_IF_ERROR(
+        Property(found && &index->mappings()[*found] == &mapping,
+                 "a name is found where it stands"));
   }
-  return 0;
+  return absl::OkStatus();
 }
+
+}  // namespace quire
