@@ -1,11 +1,13 @@
 #include "tests/golden_cases.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <span>
 #include <stdexcept>
 
 namespace quire {
@@ -79,6 +81,35 @@ GoldenCase ReadGoldenCase(const fs::path& folder) {
       result.quantization = known;
   ReadNpy(folder / expect.at("logits").get<std::string>(), &result);
   return result;
+}
+
+std::vector<float> AllLogits(Session& session,
+                             const std::vector<TokenId>& tokens,
+                             AdapterId adapter) {
+  std::vector<float> logits;
+  const absl::Status status = session.ComputeLogits(
+      tokens,
+      [&](std::span<const float> rows) {
+        logits.insert(logits.end(), rows.begin(), rows.end());
+        return absl::OkStatus();
+      },
+      adapter);
+  if (!status.ok()) throw std::runtime_error(status.ToString());
+  return logits;
+}
+
+double RelativeError(const std::vector<float>& actual,
+                     const std::vector<float>& expected) {
+  if (actual.size() != expected.size())
+    throw std::runtime_error("logits of different shapes");
+  double largest = 0;
+  double difference = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    largest = std::max(largest, std::fabs(double{expected[i]}));
+    difference =
+        std::max(difference, std::fabs(double{actual[i]} - expected[i]));
+  }
+  return difference / largest;
 }
 
 }  // namespace quire

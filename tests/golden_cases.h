@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "quire/model/adapters.h"
 #include "quire/model/model_weights.h"
+#include "quire/model/session.h"
 #include "quire/model/tokenizer.h"
 
 namespace quire {
@@ -35,6 +37,16 @@ std::vector<std::filesystem::path> FindGoldenCases(
 
 // Throws where the case itself is unreadable: a test that cannot run fails.
 GoldenCase ReadGoldenCase(const std::filesystem::path& folder);
+
+// The logits after each of `tokens`, [tokens, vocab]. Throws where they cannot
+// be computed.
+std::vector<float> AllLogits(Session& session,
+                             const std::vector<TokenId>& tokens,
+                             AdapterId adapter = AdapterId());
+// The largest difference, as a part of the largest expected value. Throws where
+// the sizes differ.
+double RelativeError(const std::vector<float>& actual,
+                     const std::vector<float>& expected);
 
 }  // namespace quire
 

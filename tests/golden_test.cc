@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -62,32 +61,6 @@ std::vector<std::vector<TokenId>> Continue(
   return continuations;
 }
 
-double RelativeError(const std::vector<float>& actual,
-                     const std::vector<float>& expected) {
-  double largest = 0;
-  double difference = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    largest = std::max(largest, std::fabs(double{expected[i]}));
-    difference =
-        std::max(difference, std::fabs(double{actual[i]} - expected[i]));
-  }
-  return difference / largest;
-}
-
-std::vector<float> Logits(Session& session, const std::vector<TokenId>& tokens,
-                          AdapterId adapter = AdapterId()) {
-  std::vector<float> logits;
-  const absl::Status status = session.ComputeLogits(
-      tokens,
-      [&](std::span<const float> rows) {
-        logits.insert(logits.end(), rows.begin(), rows.end());
-        return absl::OkStatus();
-      },
-      adapter);
-  EXPECT_TRUE(status.ok()) << status;
-  return logits;
-}
-
 void CheckCase(const fs::path& folder, uint32_t layers_per_row) {
   const GoldenCase golden = ReadGoldenCase(folder);
   SessionOptions options = ExactOptions();
@@ -99,7 +72,7 @@ void CheckCase(const fs::path& folder, uint32_t layers_per_row) {
   ASSERT_NE(session, nullptr);
   const AdapterId adapter =
       session->adapters().Find("golden").value_or(AdapterId());
-  const std::vector<float> logits = Logits(*session, golden.prompt, adapter);
+  const std::vector<float> logits = AllLogits(*session, golden.prompt, adapter);
   ASSERT_EQ(logits.size(), golden.logits.size());
   EXPECT_LE(RelativeError(logits, golden.logits), golden.rtol);
   EXPECT_EQ(
@@ -178,7 +151,7 @@ TEST_P(EightBitKvTest, LogitsStayWithinTheTolerance) {
       options.kv_cache = kind;
       const std::unique_ptr<Session> session = Open(golden.model, options);
       ASSERT_NE(session, nullptr);
-      const std::vector<float> logits = Logits(*session, golden.prompt);
+      const std::vector<float> logits = AllLogits(*session, golden.prompt);
       const double error = RelativeError(logits, golden.logits);
       EXPECT_LE(error, GetParam().tolerance);
       EXPECT_GT(error, golden.rtol) << "it has no 8 bits";
