@@ -20,6 +20,7 @@
 #include "alloc/host_page_memory.h"
 #include "alloc/host_stream_table.h"
 #include "alloc/page_table.h"
+#include "alloc/streaming_copy.h"
 #include "quire/alloc/host_pages.h"
 #include "quire/alloc/mutex.h"
 #include "quire/alloc/status_macros.h"
@@ -358,7 +359,9 @@ absl::Status HostDriverImpl::CopyToDevice(DeviceAddress to, const void* from,
   if (status.ok()) {
     std::function<void()> work;
     if (backed()) {
-      work = [=] { std::memcpy(to.host_pointer<void>(), from, size.value()); };
+      work = [=] {
+        StreamingCopy(to.host_pointer<void>(), from, size.value());
+      };
     }
     status = QueueAccess("CopyToDevice", to, size, stream, std::move(work));
   }
