@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "loader/checkpoint_configs.h"
+#include "loader/checkpoint_file.h"
 #include "loader/checkpoint_tensors.h"
 #include "loader/gguf_reader.h"
 #include "loader/random_access_file.h"
@@ -75,7 +76,8 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Describe(
   QUIRE_RETURN_IF_ERROR(
       checkpoint->OpenConfigs(folder, /*config_required=*/true));
   QUIRE_ASSIGN_OR_RETURN(checkpoint->tensors_, tensors(*checkpoint));
-  checkpoint->files_ = {{folder, Bytes(0)}};
+  checkpoint->files_.resize(1);
+  checkpoint->files_.front().path = folder;
   QUIRE_RETURN_IF_ERROR(checkpoint->IndexTensors());
   checkpoint->files_.front().size = checkpoint->total_size_;
   return checkpoint;
@@ -119,8 +121,10 @@ absl::Status Checkpoint::OpenGguf(const RandomAccessFile& file) {
   QUIRE_ASSIGN_OR_RETURN(GgufFile gguf, ReadGguf(file));
   format_ = CheckpointFormat::kGguf;
   folder_ = FolderOf(file.path());
-  files_ = {{file.path(), file.size()}};
   tensors_ = std::move(gguf.tensors);
+  QUIRE_ASSIGN_OR_RETURN(CheckpointFile opened,
+                         MakeCheckpointFile(file, gguf.header_size));
+  files_.push_back(std::move(opened));
   *gguf_metadata_ = std::move(gguf.metadata);
   for (const std::string& warning : gguf.warnings)
     warnings_.push_back(absl::StrCat(file.display_name(), ": ", warning));
@@ -166,6 +170,12 @@ const TensorInfo* Checkpoint::Find(std::string_view name) const {
   return &tensors_[*found];
 }
 
+absl::Status Checkpoint::CheckUnchanged() const {
+  for (const CheckpointFile& file : files_)
+    QUIRE_RETURN_IF_ERROR(quire::CheckUnchanged(file));
+  return absl::OkStatus();
+}
+
 absl::Status Checkpoint::ReadSmallTensor(const TensorInfo& tensor,
                                          std::vector<std::byte>* out,
                                          Bytes limit) const {
@@ -175,9 +185,11 @@ absl::Status Checkpoint::ReadSmallTensor(const TensorInfo& tensor,
         absl::StrCat(Printable(path), ": tensor ", Quoted(tensor.name), " has ",
                      tensor.size.value(), " bytes, more than the ",
                      limit.value(), " that may be read at once here"));
-  QUIRE_ASSIGN_OR_RETURN(const auto file, OpenFile(path));
-  out->resize(tensor.size.value());
-  absl::Status read = file->Read(tensor.offset, *out);
+  const absl::Status read = [&]() -> absl::Status {
+    QUIRE_ASSIGN_OR_RETURN(const auto file, OpenUnchanged(files_[tensor.file]));
+    out->resize(tensor.size.value());
+    return file->Read(tensor.offset, *out);
+  }();
   if (!read.ok())
     return absl::Status(read.code(), absl::StrCat(read.message(), " (tensor ",
                                                   Quoted(tensor.name), ")"));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "loader/checkpoint_file.h"
 #include "loader/random_access_file.h"
 #include "loader/safetensors_header.h"
 #include "quire/alloc/status_macros.h"
@@ -107,7 +108,12 @@ absl::StatusOr<CheckpointTensors> ReadCheckpointTensors(
         const auto file,
         OpenFile((std::filesystem::path(folder) / name).string()));
     QUIRE_ASSIGN_OR_RETURN(auto tensors, ReadSafetensorsHeader(*file, number));
-    result.files.push_back({file->path(), file->size()});
+    // Before tensors are left out.
+    const Bytes header_size =
+        tensors.empty() ? file->size() : Bytes(tensors.front().offset);
+    QUIRE_ASSIGN_OR_RETURN(CheckpointFile opened,
+                           MakeCheckpointFile(*file, header_size));
+    result.files.push_back(std::move(opened));
     if (filter)
       filter->Apply(number, file->display_name(), &tensors, &result.warnings);
     if (result.tensors.empty()) {

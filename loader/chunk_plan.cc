@@ -44,9 +44,10 @@ absl::Status CheckPlacement(const Checkpoint& checkpoint,
 
 absl::StatusOr<ChunkPlan> ChunkPlan::Create(
     const Checkpoint& checkpoint, std::span<const TensorPlacement> placements,
-    Bytes chunk_size) {
-  std::vector<TensorPlacement> in_file_order;
-  in_file_order.reserve(placements.size());
+    Bytes chunk_size, LoadOrder order) {
+  std::vector<Step> steps;
+  steps.reserve(placements.size());
+  std::vector<size_t> steps_in_file(checkpoint.files().size());
   Bytes total;
   for (const TensorPlacement& placement : placements) {
     QUIRE_RETURN_IF_ERROR(CheckPlacement(checkpoint, placement));
@@ -55,32 +56,40 @@ absl::StatusOr<ChunkPlan> ChunkPlan::Create(
     if (!sum)
       return absl::InvalidArgumentError("the placements exceed 2^64 bytes");
     total = *sum;
-    in_file_order.push_back(placement);
+    steps.push_back(
+        {placement, static_cast<size_t>(&placement - placements.data())});
+    ++steps_in_file[placement.tensor->file];
   }
-  std::sort(in_file_order.begin(), in_file_order.end(),
-            [](const TensorPlacement& a, const TensorPlacement& b) {
-              return std::tie(a.tensor->file, a.tensor->offset, a.destination) <
-                     std::tie(b.tensor->file, b.tensor->offset, b.destination);
-            });
-  return ChunkPlan(std::move(in_file_order), chunk_size, total);
+  if (order == LoadOrder::kFile) {
+    std::sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) {
+      const TensorPlacement& one = a.placement;
+      const TensorPlacement& two = b.placement;
+      return std::tie(one.tensor->file, one.tensor->offset, one.destination) <
+             std::tie(two.tensor->file, two.tensor->offset, two.destination);
+    });
+  }
+  return ChunkPlan(std::move(steps), std::move(steps_in_file),
+                   placements.size(), chunk_size, total);
 }
 
-ChunkPlan::ChunkPlan(std::vector<TensorPlacement> placements, Bytes chunk_size,
-                     Bytes total)
-    : placements_(std::move(placements)),
+ChunkPlan::ChunkPlan(std::vector<Step> steps, std::vector<size_t> steps_in_file,
+                     size_t placements, Bytes chunk_size, Bytes total)
+    : steps_(std::move(steps)),
+      steps_in_file_(std::move(steps_in_file)),
+      placements_(placements),
       chunk_size_(chunk_size.value()),
       total_(total) {}
 
 std::optional<Chunk> ChunkPlan::Next() {
-  if (placement_ == placements_.size()) return std::nullopt;
-  const TensorInfo& first = *placements_[placement_].tensor;
+  if (step_ == steps_.size()) return std::nullopt;
+  const TensorInfo& first = *steps_[step_].placement.tensor;
   Chunk chunk;
   chunk.index = chunks_++;
   chunk.file = first.file;
   chunk.offset = first.offset + offset_in_tensor_;
   const uint64_t limit = chunk_size_ - chunk.offset % chunk_size_;
-  while (placement_ < placements_.size() && chunk.size < limit) {
-    const TensorPlacement& placement = placements_[placement_];
+  while (step_ < steps_.size() && chunk.size < limit) {
+    const TensorPlacement& placement = steps_[step_].placement;
     const TensorInfo& tensor = *placement.tensor;
     if (tensor.file != chunk.file ||
         tensor.offset + offset_in_tensor_ != chunk.offset + chunk.size)
@@ -94,11 +103,13 @@ std::optional<Chunk> ChunkPlan::Next() {
     offset_in_tensor_ += size;
     if (offset_in_tensor_ == tensor.size.value()) {
       offset_in_tensor_ = 0;
-      ++placement_;
+      ++step_;
+      --steps_in_file_[chunk.file];
     }
   }
-  chunk.last_of_file = placement_ == placements_.size() ||
-                       placements_[placement_].tensor->file != chunk.file;
+  chunk.last_of_file = steps_in_file_[chunk.file] == 0;
+  chunk.placements_done =
+      step_ == steps_.size() ? placements_ : steps_[step_].number;
   return chunk;
 }
 

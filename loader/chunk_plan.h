@@ -1,12 +1,13 @@
 // Cuts placements into chunks: the runs of file bytes that are read at once.
 //
-// A chunk is at most one staging buffer. Tensors that lie side by side in a
-// file share chunks, and a tensor larger than a buffer takes several; bytes
-// that nobody placed are in no chunk. Chunks end at multiples of their size in
-// the file: the kernel drops a page from its cache whole or not at all, and
-// pages of the cache, which are up to 2 MiB large, are aligned as well. A page
-// that lay in two chunks would never be dropped. Chunks come in file order, one
-// at a time, so that the plan of a large checkpoint takes no memory of its own.
+// Chunks come in the order of the files, or in that of the placements. A chunk
+// is at most one staging buffer. Tensors that lie side by side in a file share
+// chunks, and a tensor larger than a buffer takes several; bytes that nobody
+// placed are in no chunk. Chunks end at multiples of their size in the file:
+// the kernel drops a page from its cache whole or not at all, and pages of the
+// cache, which are up to 2 MiB large, are aligned as well. A page that lay in
+// two chunks would never be dropped. Chunks come one at a time, so that the
+// plan of a large checkpoint takes no memory of its own.
 
 #ifndef QUIRE_LOADER_CHUNK_PLAN_H_
 #define QUIRE_LOADER_CHUNK_PLAN_H_
@@ -33,12 +34,15 @@ struct ChunkPiece {
 };
 
 struct Chunk {
-  uint64_t index = 0;  // 0, 1, ... in file order
+  uint64_t index = 0;  // 0, 1, ... in the order of reading
   uint32_t file = 0;
   uint64_t offset = 0;  // in the file
   size_t size = 0;
   // Nothing of this file comes after.
   bool last_of_file = false;
+  // So many of the first placements end here or before, of those in the order
+  // given.
+  size_t placements_done = 0;
   std::vector<ChunkPiece> pieces;  // side by side, in file order
 };
 
@@ -48,20 +52,27 @@ class ChunkPlan {
   // its file, or has no destination. The checkpoint must outlive the plan.
   static absl::StatusOr<ChunkPlan> Create(
       const Checkpoint& checkpoint, std::span<const TensorPlacement> placements,
-      Bytes chunk_size);
+      Bytes chunk_size, LoadOrder order = LoadOrder::kFile);
 
   Bytes total() const { return total_; }
   // The next chunk; nullopt after the last one.
   std::optional<Chunk> Next();
 
  private:
-  ChunkPlan(std::vector<TensorPlacement> placements, Bytes chunk_size,
-            Bytes total);
+  struct Step {
+    TensorPlacement placement;
+    size_t number;  // in the order given
+  };
 
-  const std::vector<TensorPlacement> placements_;  // none empty, in file order
+  ChunkPlan(std::vector<Step> steps, std::vector<size_t> steps_in_file,
+            size_t placements, Bytes chunk_size, Bytes total);
+
+  const std::vector<Step> steps_;      // none empty, in the order of reading
+  std::vector<size_t> steps_in_file_;  // that are left, by file
+  const size_t placements_;            // that were given
   const uint64_t chunk_size_;
   const Bytes total_;
-  size_t placement_ = 0;           // that the next chunk begins with
+  size_t step_ = 0;                // that the next chunk begins with
   uint64_t offset_in_tensor_ = 0;  // where it begins in it
   uint64_t chunks_ = 0;
 };

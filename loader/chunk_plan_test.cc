@@ -55,6 +55,42 @@ class ChunkPlanTest : public ::testing::Test {
   std::unique_ptr<Checkpoint> checkpoint_;
 };
 
+TEST_F(ChunkPlanTest, KeepsTheOrderThatIsGiven) {
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    const auto placements = RandomPlacements(seed);
+    // Each placed byte's destination, in order, and where placements end.
+    std::vector<uint64_t> wanted;
+    std::vector<size_t> ends;
+    std::map<uint32_t, size_t> last_byte_of_file;
+    for (const TensorPlacement& placement : placements) {
+      for (uint64_t i = 0; i < placement.tensor->size.value(); ++i) {
+        last_byte_of_file[placement.tensor->file] = wanted.size();
+        wanted.push_back(placement.destination.value() + i);
+      }
+      ends.push_back(wanted.size());
+    }
+    for (const uint64_t chunk_size : {1, 10, 97, 1000}) {
+      auto plan = ChunkPlan::Create(*checkpoint_, placements, Bytes(chunk_size),
+                                    LoadOrder::kGiven);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      std::vector<uint64_t> planned;
+      while (const std::optional<Chunk> chunk = plan->Next()) {
+        for (const ChunkPiece& piece : chunk->pieces)
+          for (uint64_t i = 0; i < piece.size; ++i)
+            planned.push_back(piece.destination.value() + i);
+        EXPECT_EQ(chunk->last_of_file,
+                  last_byte_of_file[chunk->file] < planned.size());
+        // Those of no bytes count with what is before them.
+        const auto done =
+            std::upper_bound(ends.begin(), ends.end(), planned.size()) -
+            ends.begin();
+        EXPECT_EQ(chunk->placements_done, static_cast<size_t>(done));
+      }
+      EXPECT_EQ(planned, wanted);
+    }
+  }
+}
+
 TEST_F(ChunkPlanTest, CoversEachPlacedByteOnceAndNoOther) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     const auto placements = RandomPlacements(seed);

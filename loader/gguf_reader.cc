@@ -356,6 +356,7 @@ absl::StatusOr<GgufFile> ReadGguf(const RandomAccessFile& file) {
     QUIRE_ASSIGN_OR_RETURN(TensorInfo tensor, ReadTensorInfo(cursor));
     gguf.tensors.push_back(std::move(tensor));
   }
+  gguf.header_size = Bytes(cursor.position());
   QUIRE_RETURN_IF_ERROR(CheckNames(cursor, gguf.tensors));
   QUIRE_RETURN_IF_ERROR(
       PlaceTensors(cursor, alignment, file.size().value(), &gguf));

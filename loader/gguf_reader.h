@@ -33,6 +33,7 @@ inline constexpr Bytes kMaxGgufHeaderMemory = MiB(160);
 struct GgufFile {
   nlohmann::json metadata = nlohmann::json::object();  // keys stay flat
   std::vector<TensorInfo> tensors;                     // by offset; file 0
+  Bytes header_size;  // of what stands before padding and data
   std::vector<std::string> warnings;
 };
 

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <limits>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "quire/alloc/status_macros.h"
@@ -24,11 +26,38 @@ constexpr size_t kReadStep = size_t{4} << 20;
 // whole.
 constexpr uint64_t kCachePage = 4096;
 
+// Before attempt 2, 3, ...: four times the one before, until none is left.
+constexpr auto kFirstPause = std::chrono::milliseconds(10);
+constexpr int kMaxAttempts = 4;
+
+// Whether the same read may succeed later. A disk that has lost a sector says
+// EIO for good, a file system over a network for a while: both are tried.
+bool MayPass(int error) {
+  switch (error) {
+    case EAGAIN:
+    case EBUSY:
+    case ECONNRESET:
+    case EIO:
+    case ENOBUFS:
+    case ENOMEM:
+    case ETIMEDOUT:
+      return true;
+    default:
+      return false;
+  }
+}
+
 constexpr auto kMaxOffset =
     static_cast<uint64_t>(std::numeric_limits<off_t>::max());
 
-bool SameTime(const struct timespec& a, const struct timespec& b) {
-  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+FileStamp StampOf(const struct stat& status) {
+  constexpr int64_t kNanosecondsPerSecond = 1'000'000'000;
+  return {.device = status.st_dev,
+          .inode = status.st_ino,
+          .size = Bytes(static_cast<uint64_t>(status.st_size)),
+          .modified_nanoseconds =
+              int64_t{status.st_mtim.tv_sec} * kNanosecondsPerSecond +
+              status.st_mtim.tv_nsec};
 }
 
 }  // namespace
@@ -50,9 +79,11 @@ PosixFile::PosixFile(const std::string& path, int fd,
                      const struct stat& opened_as)
     : RandomAccessFile(path, Bytes(static_cast<uint64_t>(opened_as.st_size))),
       fd_(fd),
-      opened_as_(opened_as) {}
+      opened_as_(StampOf(opened_as)) {}
 
 PosixFile::~PosixFile() { close(fd_); }
+
+FileStamp PosixFile::stamp() const { return opened_as_; }
 
 absl::Status PosixFile::Read(uint64_t offset, std::span<std::byte> out) const {
   QUIRE_ASSIGN_OR_RETURN(const size_t got, ReadUpTo(offset, out, nullptr));
@@ -70,6 +101,8 @@ absl::StatusOr<size_t> PosixFile::ReadUpTo(
     return absl::OutOfRangeError(absl::StrCat(
         display_name(), ": no file has a byte ", kMaxOffset, " or beyond"));
   size_t done = 0;
+  int attempts = 0;  // without a byte
+  auto pause = kFirstPause;
   while (done < out.size()) {
     if (stop != nullptr && stop->load(std::memory_order_relaxed))
       return absl::CancelledError(
@@ -78,11 +111,19 @@ absl::StatusOr<size_t> PosixFile::ReadUpTo(
     const ssize_t n =
         pread(fd_, out.data() + done, step, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && MayPass(errno) && ++attempts < kMaxAttempts) {
+      retries_.fetch_add(1, std::memory_order_relaxed);
+      std::this_thread::sleep_for(pause);
+      pause *= 4;
+      continue;
+    }
     if (n < 0)
       return absl::ErrnoToStatus(
           errno, absl::StrCat(display_name(), ": cannot read ", step,
                               " bytes at offset ", offset + done));
     if (n == 0) break;
+    attempts = 0;
+    pause = kFirstPause;
     done += static_cast<size_t>(n);
   }
   return done;
@@ -102,20 +143,21 @@ void PosixFile::DropCache(uint64_t offset, uint64_t size) const {
 }
 
 absl::Status PosixFile::CheckUnchanged() const {
-  struct stat now;
-  if (fstat(fd_, &now) != 0)
+  struct stat status;
+  if (fstat(fd_, &status) != 0)
     return absl::ErrnoToStatus(
         errno, absl::StrCat(display_name(), ": cannot read its size"));
-  if (now.st_size != opened_as_.st_size)
-    return absl::DataLossError(
-        absl::StrCat(display_name(),
-                     ": the file was changed while it was being read: it had ",
-                     opened_as_.st_size, " bytes and has ", now.st_size));
-  if (!SameTime(now.st_mtim, opened_as_.st_mtim))
+  const FileStamp now = StampOf(status);
+  if (now.size != opened_as_.size)
+    return absl::DataLossError(absl::StrCat(
+        display_name(),
+        ": the file was changed while it was being read: it had ",
+        opened_as_.size.value(), " bytes and has ", now.size.value()));
+  if (now != opened_as_)
     return absl::DataLossError(absl::StrCat(
         display_name(), ": the file was written to while it was being read"));
-  if (stat(path().c_str(), &now) != 0 || now.st_ino != opened_as_.st_ino ||
-      now.st_dev != opened_as_.st_dev)
+  if (::stat(path().c_str(), &status) != 0 ||
+      status.st_ino != opened_as_.inode || status.st_dev != opened_as_.device)
     return absl::DataLossError(
         absl::StrCat(display_name(),
                      ": the file was replaced or removed while it was being "

@@ -3,7 +3,8 @@
 // Knows what the file was when it was opened, so that a change while it is read
 // is found, and drops the page cache behind the reader: what was copied to the
 // device is not read a second time, and the cache counts towards a container's
-// memory limit. Thread-safe: reads are positional and change no state.
+// memory limit. Thread-safe: reads are positional and change nothing but a
+// counter.
 
 #ifndef QUIRE_LOADER_POSIX_FILE_H_
 #define QUIRE_LOADER_POSIX_FILE_H_
@@ -30,12 +31,18 @@ class PosixFile : public RandomAccessFile {
       const std::string& path);
   ~PosixFile() override;
 
+  FileStamp stamp() const override;
   absl::Status Read(uint64_t offset, std::span<std::byte> out) const override;
   // Fills `out` in steps and returns how many bytes there were: fewer than
-  // asked for where the file ends first. Between two steps `stop` is looked at,
-  // which may be null; once it is set the result is kCancelled.
+  // asked for where the file ends first. A read that fails for a reason that
+  // may pass, as those of a network or of a disk that is busy, is made again a
+  // few times, for a quarter of a second in all. Between two steps `stop` is
+  // looked at, which may be null; once it is set the result is kCancelled.
   absl::StatusOr<size_t> ReadUpTo(uint64_t offset, std::span<std::byte> out,
                                   const std::atomic<bool>* stop) const;
+
+  // Reads that were made again so far.
+  uint64_t retries() const { return retries_.load(std::memory_order_relaxed); }
 
   // Each read fetches what it asks for and no more. For large reads by several
   // threads: they keep the disk busy by themselves, and what the kernel reads
@@ -54,7 +61,8 @@ class PosixFile : public RandomAccessFile {
   PosixFile(const std::string& path, int fd, const struct stat& opened_as);
 
   const int fd_;
-  const struct stat opened_as_;
+  const FileStamp opened_as_;
+  mutable std::atomic<uint64_t> retries_{0};
 };
 
 }  // namespace quire

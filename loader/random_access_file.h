@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/units.h"
+#include "quire/loader/checkpoint.h"
 
 namespace quire {
 
@@ -32,6 +33,9 @@ class RandomAccessFile {
   const std::string& display_name() const { return display_name_; }
   // When it was opened.
   Bytes size() const { return size_; }
+  // What it was when it was opened. What lies in no file system has a size
+  // only.
+  virtual FileStamp stamp() const { return {.size = size_}; }
 
   // Fills `out` whole or fails: kDataLoss where the file ends before.
   virtual absl::Status Read(uint64_t offset,

@@ -1,9 +1,9 @@
 // How the parts work together.
 //
-// Reader threads take chunks in file order; chunk k goes through buffer
-// k % buffers. A reader waits until the copies of chunk k - buffers were queued
-// and have completed, reads, checksums, and marks the chunk as staged. The
-// calling thread takes the staged chunks in order, queues their copies and
+// Reader threads take chunks in the order of the plan; chunk k goes through
+// buffer k % buffers. A reader waits until the copies of chunk k - buffers were
+// queued and have completed, reads, checksums, and marks the chunk as staged.
+// The calling thread takes the staged chunks in order, queues their copies and
 // seals the buffer. The lowest chunk that is not queued is never waited for by
 // anybody but its own reader, so the ring cannot lock up.
 //
@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "loader/checkpoint_file.h"
 #include "loader/chunk_plan.h"
 #include "loader/posix_file.h"
 #include "loader/staging_ring.h"
@@ -52,6 +53,16 @@ size_t ReaderCount(size_t buffers) {
   return std::min(buffers, std::max<size_t>(2, buffers / 2));
 }
 
+absl::Status CheckMilestones(const StreamingOptions& options) {
+  if (options.milestones.empty()) return absl::OkStatus();
+  if (options.order != LoadOrder::kGiven || options.arrived == nullptr)
+    return absl::InvalidArgumentError(
+        "milestones need the order of the placements, and somebody to tell");
+  if (!std::is_sorted(options.milestones.begin(), options.milestones.end()))
+    return absl::InvalidArgumentError("milestones do not ascend");
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptions(const StreamingOptions& options) {
   const auto ring =
       options.buffers > 0
@@ -64,7 +75,7 @@ absl::Status CheckOptions(const StreamingOptions& options) {
                      options.buffer_size.value(), " bytes: it takes 1 to ",
                      kMaxStagingBytes.value(), " bytes in all"));
   }
-  return absl::OkStatus();
+  return CheckMilestones(options);
 }
 
 // The files of a checkpoint, each open from its first chunk to its last, so
@@ -80,14 +91,8 @@ class OpenFiles {
       ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     if (files_[file] != nullptr) return files_[file].get();
-    const CheckpointFile& expected = checkpoint_.files()[file];
-    QUIRE_ASSIGN_OR_RETURN(auto opened, PosixFile::Open(expected.path));
-    if (opened->size() != expected.size) {
-      return absl::DataLossError(
-          absl::StrCat(opened->display_name(), ": the file has ",
-                       opened->size().value(), " bytes, but had ",
-                       expected.size.value(), " when its index was read"));
-    }
+    QUIRE_ASSIGN_OR_RETURN(auto opened,
+                           OpenUnchanged(checkpoint_.files()[file]));
     opened->ReadNothingAhead();
     files_[file] = std::move(opened);
     return files_[file].get();
@@ -100,13 +105,17 @@ class OpenFiles {
       MutexLock lock(&mutex_);
       closing = std::move(files_[file]);
     }
+    retries_.fetch_add(closing->retries(), std::memory_order_relaxed);
     return closing->CheckUnchanged();
   }
+  // Of the files that are closed.
+  uint64_t retries() const { return retries_.load(std::memory_order_relaxed); }
 
  private:
   const Checkpoint& checkpoint_;
   Mutex mutex_;
   std::vector<std::unique_ptr<PosixFile>> files_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> retries_{0};
 };
 
 // A chunk that is in its buffer, or the reason why it is not.
@@ -143,6 +152,7 @@ class StreamingLoad {
   absl::Status CopyChunk(size_t buffer, const StagedChunk& staged);
   absl::Status CheckCancelled() const;
   void ReportProgress();
+  absl::Status ReportArrivals(size_t placements);
   void AddChecksums(const StagedChunk& staged);
 
   // ---- The reader threads ----
@@ -169,6 +179,7 @@ class StreamingLoad {
   // Of the calling thread.
   LoadReport report_;
   Clock::time_point last_progress_;
+  size_t next_milestone_ = 0;
 };
 
 absl::StatusOr<LoadReport> StreamingLoad::Run() {
@@ -189,7 +200,10 @@ absl::StatusOr<LoadReport> StreamingLoad::Run() {
                                                         closed.message()));
     }
   }
+  // Where nothing is streamed, all of it has arrived.
+  if (status.ok() && total_.zero()) status = ReportArrivals(SIZE_MAX);
   if (!status.ok()) return status;
+  report_.read_retries = files_.retries();
   report_.seconds = SecondsSince(start_);
   if (!total_.zero()) ReportProgress();
   return std::move(report_);
@@ -234,6 +248,7 @@ absl::Status StreamingLoad::CopyChunks() {
     if (staged.chunk.last_of_file)
       QUIRE_RETURN_IF_ERROR(files_.CheckAndClose(staged.chunk.file));
     AddChecksums(staged);
+    QUIRE_RETURN_IF_ERROR(ReportArrivals(staged.chunk.placements_done));
     report_.bytes = Bytes(report_.bytes.value() + staged.chunk.size);
     ++report_.chunks;
     // The last bytes are reported when they have arrived.
@@ -286,6 +301,20 @@ void StreamingLoad::ReportProgress() {
   last_progress_ = Clock::now();
   if (options_.progress)
     options_.progress({report_.bytes, total_, SecondsSince(start_)});
+}
+
+absl::Status StreamingLoad::ReportArrivals(size_t placements) {
+  const std::vector<size_t>& milestones = options_.milestones;
+  if (next_milestone_ == milestones.size() ||
+      milestones[next_milestone_] > placements)
+    return absl::OkStatus();
+  // The readers go on meanwhile, as far as the ring reaches.
+  if (!total_.zero()) QUIRE_RETURN_IF_ERROR(ring_.Drain());
+  for (; next_milestone_ < milestones.size() &&
+         milestones[next_milestone_] <= placements;
+       ++next_milestone_)
+    options_.arrived(milestones[next_milestone_]);
+  return absl::OkStatus();
 }
 
 void StreamingLoad::AddChecksums(const StagedChunk& staged) {
@@ -369,9 +398,9 @@ absl::StatusOr<LoadReport> StreamTensors(
     std::span<const TensorPlacement> placements,
     const StreamingOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckOptions(options));
-  QUIRE_ASSIGN_OR_RETURN(
-      ChunkPlan plan,
-      ChunkPlan::Create(checkpoint, placements, options.buffer_size));
+  QUIRE_ASSIGN_OR_RETURN(ChunkPlan plan,
+                         ChunkPlan::Create(checkpoint, placements,
+                                           options.buffer_size, options.order));
   StreamingLoad load(driver, device, checkpoint, std::move(plan), options);
   QUIRE_ASSIGN_OR_RETURN(LoadReport report, load.Run());
   if (options.checksum) {

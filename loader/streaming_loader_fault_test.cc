@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <functional>
@@ -19,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "loader/read_faults.h"
 #include "loader/streaming_test_util.h"
 #include "quire/alloc/faulty_driver.h"
 #include "quire/loader/streaming_loader.h"
@@ -314,6 +316,66 @@ TEST_F(StreamingFaultTest, FindsAFileThatWasRemoved) {
       LoadDisturbed(20, [&] { std::filesystem::remove(SecondShard()); });
   EXPECT_THAT(std::string(status.message()), HasSubstr(SecondShard()));
   EXPECT_FALSE(status.ok());
+}
+
+// As long as it is not always the same read.
+TEST_F(StreamingFaultTest, ReadsAgainWhatFailsInPassing) {
+  uint64_t reads = 0;
+  {
+    const ReadFaults counting([](uint64_t) { return 0; });
+    ASSERT_TRUE(LoadPlainly().ok());
+    reads = counting.reads();
+  }
+  ASSERT_GT(reads, 20u);
+  for (const int error : {EIO, EAGAIN, ETIMEDOUT}) {
+    const ReadFaults faults(
+        [&](uint64_t read) { return read % 7 == 3 ? error : 0; });
+    WatchedDriver driver(target_.driver());
+    const auto report = Load(&driver);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(faults.reads(), reads + report->read_retries);
+    EXPECT_GE(report->read_retries, reads / 7);
+  }
+}
+
+TEST_F(StreamingFaultTest, GivesUpOnWhatFailsAgainAndAgain) {
+  uint64_t failed = 0;
+  const ReadFaults faults([&](uint64_t read) {
+    if (read <= 5) return 0;
+    ++failed;
+    return EIO;
+  });
+  const absl::Status status = LoadPlainly();
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(HasSubstr(".safetensors: cannot read"),
+                             HasSubstr("at offset"), HasSubstr("tensor")));
+  EXPECT_GE(failed, 4u);
+}
+
+// Whichever read fails for good: an error that says where, and nothing left.
+TEST_F(StreamingFaultTest, GivesEverythingBackWhicheverReadFails) {
+  for (uint64_t n = 1;; ++n) {
+    const ReadFaults faults(
+        [n](uint64_t read) { return read == n ? ENXIO : 0; });
+    const absl::Status status = LoadPlainly();
+    if (faults.reads() < n) {
+      EXPECT_TRUE(status.ok()) << status;
+      break;
+    }
+    EXPECT_THAT(std::string(status.message()), HasSubstr(".safetensors"));
+    EXPECT_FALSE(status.ok()) << n;
+  }
+}
+
+TEST_F(StreamingFaultTest, FindsAFileThatWasWrittenToSinceItsIndexWasRead) {
+  const struct timespec times[2] = {{1, 0}, {1, 0}};
+  ASSERT_EQ(utimensat(AT_FDCWD, SecondShard().c_str(), times, 0), 0);
+  const absl::Status status = LoadPlainly();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(
+      std::string(status.message()),
+      testing::AllOf(HasSubstr(SecondShard()), HasSubstr("written to since")));
 }
 
 TEST_F(StreamingFaultTest, NamesAFileThatIsMissing) {

@@ -2,6 +2,8 @@
 
 #include "quire/loader/streaming_loader.h"
 
+#include <algorithm>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "loader/streaming_test_util.h"
+#include "quire/loader/load_order.h"
 
 namespace quire {
 namespace {
@@ -58,6 +61,106 @@ class StreamingLoaderTest : public ::testing::Test {
 
   TemporaryFolder folder_;
 };
+
+// What has arrived is there, while the rest is not read.
+TEST_F(StreamingLoaderTest, TellsWhenTheFirstPlacementsHaveArrived) {
+  const std::vector<std::vector<KnownTensor>> shards = {
+      MixedTensors("a", 1500), MixedTensors("b", 700), MixedTensors("c", 0)};
+  WriteNaiveShards(folder_, shards);
+  const auto checkpoint = OpenCheckpoint();
+  const std::vector<KnownTensor> tensors = Concatenated(shards);
+  for (const int buffers : {1, 3}) {
+    for (const uint64_t size : {7, 64, 1 << 20}) {
+      LoadTarget target(KiB(64));
+      const auto placements = target.PlaceAll(*checkpoint);
+      StreamingOptions options = Ring(buffers, Bytes(size));
+      options.order = LoadOrder::kGiven;
+      options.milestones = {0, 1, 10, 10, 25, placements.size()};
+      std::vector<size_t> arrived;
+      options.arrived = [&](size_t count) {
+        arrived.push_back(count);
+        for (const TensorPlacement& placement :
+             std::span(placements).first(count)) {
+          const auto known = std::find_if(
+              tensors.begin(), tensors.end(), [&](const KnownTensor& tensor) {
+                return tensor.name == placement.tensor->name;
+              });
+          EXPECT_EQ(std::string(placement.destination.host_pointer<char>(),
+                                placement.tensor->size.value()),
+                    known->bytes);
+        }
+      };
+      const auto report = StreamTensors(target.driver(), DeviceId(0),
+                                        *checkpoint, placements, options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(arrived, options.milestones);
+      target.ExpectHolds(placements, tensors);
+    }
+  }
+}
+
+TEST_F(StreamingLoaderTest, RefusesMilestonesThatMeanNothing) {
+  WriteNaiveCheckpoint(folder_, {{"a", "1234"}});
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(KiB(64));
+  const auto placements = target.PlaceAll(*checkpoint);
+  const auto code = [&](const StreamingOptions& options) {
+    return StreamTensors(target.driver(), DeviceId(0), *checkpoint, placements,
+                         options)
+        .status()
+        .code();
+  };
+  StreamingOptions options = Ring(1, Bytes(8));
+  options.milestones = {1};
+  options.arrived = [](size_t) {};
+  EXPECT_EQ(code(options), absl::StatusCode::kInvalidArgument);
+  options.order = LoadOrder::kGiven;
+  EXPECT_EQ(code(options), absl::StatusCode::kOk);
+  options.milestones = {1, 0};
+  EXPECT_EQ(code(options), absl::StatusCode::kInvalidArgument);
+  options.milestones = {1};
+  options.arrived = nullptr;
+  EXPECT_EQ(code(options), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(LoadProgressTest, HasARateAndATimeThatIsLeft) {
+  const LoadProgress nothing{Bytes(0), Bytes(100), 0};
+  EXPECT_EQ(nothing.bytes_per_second(), 0);
+  EXPECT_EQ(nothing.seconds_left(), 0);
+  const LoadProgress some{Bytes(20), Bytes(100), 2};
+  EXPECT_EQ(some.bytes_per_second(), 10);
+  EXPECT_EQ(some.seconds_left(), 8);
+}
+
+TEST_F(StreamingLoaderTest, OrdersByLayerWhateverTheNames) {
+  WriteNaiveCheckpoint(folder_, {{"lm_head.weight", "1"},
+                                 {"model.embed_tokens.weight", "2"},
+                                 {"model.layers.0.mlp.up.weight", "3"},
+                                 {"model.layers.10.mlp.up.weight", "4"},
+                                 {"model.layers.2.mlp.up.bias", "5"},
+                                 {"model.layers.2.mlp.up.weight", "6"},
+                                 {"model.norm.weight", "7"}});
+  const auto checkpoint = OpenCheckpoint();
+  const LayerOrder order = OrderByLayer(*checkpoint);
+  std::vector<std::string> names;
+  for (const TensorInfo* tensor : order.tensors) names.push_back(tensor->name);
+  EXPECT_THAT(names,
+              testing::ElementsAre(
+                  "model.embed_tokens.weight", "model.layers.0.mlp.up.weight",
+                  "model.layers.2.mlp.up.bias", "model.layers.2.mlp.up.weight",
+                  "model.layers.10.mlp.up.weight", "lm_head.weight",
+                  "model.norm.weight"));
+  std::vector<std::string> groups;
+  std::vector<size_t> ends;
+  for (const LoadGroup& group : order.groups) {
+    groups.push_back(group.name);
+    ends.push_back(group.end);
+  }
+  EXPECT_THAT(groups, testing::ElementsAre("embedding", "model.layers.0",
+                                           "model.layers.2", "model.layers.10",
+                                           "head"));
+  EXPECT_THAT(ends, testing::ElementsAre(1, 2, 4, 5, 7));
+}
 
 TEST_F(StreamingLoaderTest, CarriesEveryByteThroughRingsOfEverySize) {
   const std::vector<std::vector<KnownTensor>> shards = {

@@ -39,9 +39,31 @@ struct TensorInfo {
   uint64_t elements() const;  // the product of the shape
 };
 
+// What a file was when it was opened: one that was replaced, written to or cut
+// has another.
+struct FileStamp {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  Bytes size;
+  int64_t modified_nanoseconds = 0;  // since the epoch
+
+  friend bool operator==(const FileStamp&, const FileStamp&) = default;
+};
+
 struct CheckpointFile {
   std::string path;
   Bytes size;
+  FileStamp stamp;
+  // Of what describes the tensors, at the beginning.
+  Bytes header_size;
+  uint32_t header_crc32 = 0;
+
+  // The same file with the same contents, as far as can be told without reading
+  // it whole; whatever path leads to it.
+  bool SameFile(const CheckpointFile& other) const {
+    return stamp == other.stamp && header_size == other.header_size &&
+           header_crc32 == other.header_crc32;
+  }
 };
 
 enum class CheckpointFormat { kSafetensors, kGguf };
@@ -98,6 +120,11 @@ class Checkpoint {
   // What is odd but not wrong, one sentence each, naming file and tensor:
   // files and tensors that no index lists, a stale index, ...
   const std::vector<std::string>& warnings() const { return warnings_; }
+
+  // kDataLoss where a file is no longer what it was when it was opened here:
+  // replaced, of another size or time of change, or with another header. Names
+  // the file and what has changed. Reads the headers alone.
+  absl::Status CheckUnchanged() const;
 
   // Reads one tensor whole. Only for small ones, such as g_idx: larger than
   // `limit` is kInvalidArgument. `out` gets exactly tensor.size bytes.

@@ -11,10 +11,13 @@
 #define QUIRE_LOADER_STREAMING_LOADER_H_
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -30,6 +33,24 @@ struct LoadProgress {
   Bytes done;
   Bytes total;
   double seconds;
+
+  // So far; 0 where no time has passed.
+  double bytes_per_second() const {
+    return seconds > 0 ? static_cast<double>(done.value()) / seconds : 0;
+  }
+  // At that rate; 0 where it is not known.
+  double seconds_left() const {
+    const double rate = bytes_per_second();
+    return rate > 0
+               ? static_cast<double>(SaturatingSubtract(total, done).value()) /
+                     rate
+               : 0;
+  }
+};
+
+enum class LoadOrder : uint8_t {
+  kFile,   // of the bytes in the files: each is read from front to back
+  kGiven,  // of the placements: what is wanted first arrives first
 };
 
 struct StreamingOptions {
@@ -40,6 +61,12 @@ struct StreamingOptions {
   bool checksum = false;
   // Called from the loading thread, a few times a second and at the end.
   std::function<void(const LoadProgress&)> progress;
+  LoadOrder order = LoadOrder::kFile;
+  // With kGiven, ascending: `arrived` is called, from the loading thread, when
+  // so many of the first placements are on the device, whole. Of StreamTensors
+  // alone: a model, whose parts are finished together, has none.
+  std::vector<size_t> milestones;
+  std::function<void(size_t placements)> arrived;
   // Set by another thread to stop: the load returns kCancelled.
   const std::atomic<bool>* cancelled = nullptr;
 };
@@ -55,13 +82,15 @@ struct LoadReport {
   double seconds = 0;
   Bytes staging_peak;  // pinned memory held at once
   uint64_t chunks = 0;
+  // Reads that failed for a passing reason, and were made again.
+  uint64_t read_retries = 0;
   std::unordered_map<std::string, uint32_t> crc32;  // by tensor name
 };
 
-// Streams every placement, in file order whatever the order given; returns when
-// all bytes are on the device. On an error everything that this call took is
-// given back; the destinations hold garbage. The error names file, tensor and
-// offset: a file that became shorter or was changed during the load is one.
+// Streams every placement, in the order of the options; returns when all bytes
+// are on the device. On an error everything that this call took is given back;
+// the destinations hold garbage. The error names file, tensor and offset: a
+// file that became shorter or was changed during the load is one.
 absl::StatusOr<LoadReport> StreamTensors(
     Driver* driver, DeviceId device, const Checkpoint& checkpoint,
     std::span<const TensorPlacement> placements,
