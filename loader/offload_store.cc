@@ -16,11 +16,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "loader/checkpoint_file.h"
 #include "loader/offload_unit.h"
 #include "loader/posix_file.h"
 #include "quire/alloc/allocator.h"
@@ -79,7 +81,7 @@ class OffloadStore::Impl {
   DeviceAddress address(size_t unit) const {
     return units_[unit].range->address();
   }
-  const void* HostPointer(size_t unit, DeviceAddress address) const;
+  absl::StatusOr<const void*> HostPointer(size_t unit, DeviceAddress address);
   absl::Status Acquire(size_t visit, StreamId stream);
   absl::Status Release(size_t visit, StreamId stream);
   absl::Status EndPass(bool completed);
@@ -111,6 +113,9 @@ class OffloadStore::Impl {
   // ---- Running ----
   absl::Status QueueLoad(size_t unit);
   absl::Status QueueBytes(OffloadUnit* unit);
+  // Moves the unit to pinned memory, where the budget allows. REQUIRES: nothing
+  // copies from it.
+  absl::Status PinBeforeFirstCopy(OffloadUnit* unit);
 
   DeviceMemory* const memory_;
   Driver* const driver_;
@@ -252,11 +257,8 @@ absl::Status OffloadStore::Impl::Finish(
 absl::Status OffloadStore::Impl::KeepOnHost(OffloadUnit* unit) {
   if (unit->used == 0) return absl::OkStatus();
   const Bytes size(unit->used);
-  const Bytes pinned = SaturatingAdd(pinned_, size);
-  const bool pin = pinned <= options_.pinned_limit;
   QUIRE_ASSIGN_OR_RETURN(HostBlock block,
-                         HostBlock::Create(driver_, size, pin));
-  if (pin) pinned_ = pinned;
+                         HostBlock::Create(driver_, size, /*pinned=*/false));
   unit->block.emplace(std::move(block));
   QUIRE_RETURN_IF_ERROR(driver_->CopyToHost(
       unit->block->data(), unit->range->address(), size, *copies_));
@@ -346,13 +348,7 @@ absl::StatusOr<const RandomAccessFile*> OffloadStore::Impl::OpenFileOf(
     const Checkpoint& checkpoint, uint32_t file) {
   std::unique_ptr<PosixFile>& open = files_[file];
   if (open == nullptr) {
-    const CheckpointFile& expected = checkpoint.files()[file];
-    QUIRE_ASSIGN_OR_RETURN(open, PosixFile::Open(expected.path));
-    if (open->size() != expected.size)
-      return absl::DataLossError(
-          absl::StrCat(open->display_name(), ": the file has ",
-                       open->size().value(), " bytes, but had ",
-                       expected.size.value(), " when its index was read"));
+    QUIRE_ASSIGN_OR_RETURN(open, OpenUnchanged(checkpoint.files()[file]));
     open->ReadNothingAhead();
   }
   return open.get();
@@ -380,18 +376,42 @@ void OffloadStore::Impl::SetSchedule(std::vector<size_t> visits) {
   progress_ = std::make_shared<Progress>(units_.size());
 }
 
-const void* OffloadStore::Impl::HostPointer(size_t unit,
-                                            DeviceAddress address) const {
-  const OffloadUnit& kept = units_[unit];
+absl::StatusOr<const void*> OffloadStore::Impl::HostPointer(
+    size_t unit, DeviceAddress address) {
+  OffloadUnit& kept = units_[unit];
+  if (std::find(visits_.begin(), visits_.end(), unit) != visits_.end())
+    QUIRE_RETURN_IF_ERROR(PinBeforeFirstCopy(&kept));
+  kept.stays = true;
   return kept.block->data() + (address.value() - kept.range->address().value());
 }
 
 // ---- Running ----------------------------------------------------------------
 
+absl::Status OffloadStore::Impl::PinBeforeFirstCopy(OffloadUnit* unit) {
+  if (unit->stays) return absl::OkStatus();
+  const Bytes size = unit->block->size();
+  const Bytes pinned = SaturatingAdd(pinned_, size);
+  if (pinned <= options_.pinned_limit) {
+    absl::StatusOr<HostBlock> block =
+        HostBlock::Create(driver_, size, /*pinned=*/true);
+    if (block.ok()) {
+      std::memcpy(block->data(), unit->block->data(), size.value());
+      unit->block.emplace(*std::move(block));
+      pinned_ = pinned;
+    } else if (!absl::IsResourceExhausted(block.status())) {
+      return block.status();
+    }
+  }
+  unit->stays = true;
+  return absl::OkStatus();
+}
+
 absl::Status OffloadStore::Impl::QueueBytes(OffloadUnit* unit) {
-  if (unit->block.has_value())
+  if (unit->block.has_value()) {
+    QUIRE_RETURN_IF_ERROR(PinBeforeFirstCopy(unit));
     return driver_->CopyToDevice(unit->range->address(), unit->block->data(),
                                  Bytes(unit->used), *copies_);
+  }
   for (const HostPatch& patch : unit->patches) {
     QUIRE_RETURN_IF_ERROR(driver_->CopyToDevice(
         DeviceAddress(unit->range->address().value() + patch.offset),
@@ -522,8 +542,8 @@ void OffloadStore::SetSchedule(std::vector<size_t> visits) {
 DeviceAddress OffloadStore::address(size_t unit) const {
   return impl_->address(unit);
 }
-const void* OffloadStore::HostPointer(size_t unit,
-                                      DeviceAddress address) const {
+absl::StatusOr<const void*> OffloadStore::HostPointer(size_t unit,
+                                                      DeviceAddress address) {
   return impl_->HostPointer(unit, address);
 }
 absl::Status OffloadStore::Acquire(size_t visit, StreamId stream) {

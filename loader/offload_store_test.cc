@@ -299,8 +299,9 @@ TEST_F(OffloadStoreTest, WhatIsThereIsNotFetchedAgain) {
   EXPECT_EQ(statistics_.hits, 3u);
   EXPECT_EQ(statistics_.hit_rate(), 1);
   EXPECT_EQ(statistics_.stall_seconds, 0);
-  // It was in its slot from the filling on.
+  // It was in its slot from the filling on: what is not copied is not pinned.
   EXPECT_EQ(statistics_.streamed, Bytes(0));
+  EXPECT_EQ(statistics_.pinned, Bytes(0));
 }
 
 TEST_F(OffloadStoreTest, NoMoreIsPinnedThanTheBudget) {

@@ -63,6 +63,7 @@ struct OffloadUnit {
 
   // Of the host.
   std::optional<HostBlock> block;
+  bool stays = false;  // where it is: pointed to, or not to be pinned
   // Of the disk.
   std::unique_ptr<ScratchFile> scratch;
   std::vector<DiskPiece> pieces;

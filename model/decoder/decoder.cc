@@ -251,6 +251,9 @@ absl::Status Decoder::Impl::Place(std::span<const BatchItem> batch,
 absl::StatusOr<std::span<const float>> Decoder::Impl::Forward(
     std::span<const BatchItem> batch, const SequenceCache& cache) {
   if (batch.empty()) return std::span<const float>();
+  if (!weights_->resident())
+    return absl::FailedPreconditionError(
+        "the weights were dropped: reload them first");
   QUIRE_RETURN_IF_ERROR(Check(batch));
   QUIRE_RETURN_IF_ERROR(Place(batch, cache));
   tokens_ = 0;

@@ -1,6 +1,7 @@
 #include "quire/model/model_weights.h"
 
 #include "model/decoder/gptq_weights.h"
+#include "model/decoder/shared_weights_entry.h"
 #include "model/decoder/weight_builder.h"
 #include "quire/alloc/status_macros.h"
 
@@ -53,6 +54,10 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(
   WeightBuilder builder(runtime, checkpoint, config, weight_options,
                         weights.get());
   QUIRE_RETURN_IF_ERROR(builder.Build(placement, options, pool));
+  weights->owner_ = builder.owner();
+  weights->files_ = checkpoint.files();
+  weights->options_ = weight_options;
+  weights->resident_ = true;
   return weights;
 }
 
@@ -82,6 +87,8 @@ absl::StatusOr<std::vector<PlacementBlock>> ModelWeights::Blocks(
 }
 
 ModelWeights::~ModelWeights() {
+  // Others may sleep, and leave this one the last that used what is shared.
+  if (shared_ != nullptr) shared_->Leave(this, /*for_good=*/true).IgnoreError();
   for (const Allocation& allocation : allocations_) {
     // Every use is over, and the address came from this allocator: it cannot
     // fail in a way that a destructor could mend.

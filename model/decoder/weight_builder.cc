@@ -57,7 +57,7 @@ absl::Status WeightBuilder::Build(const WeightPlacement& placement,
   QUIRE_RETURN_IF_ERROR(PlaceParts(placement));
   QUIRE_RETURN_IF_ERROR(
       ForEachInHand([&] { return BuildInHand(options, pool); }));
-  ConnectParts(/*loaded=*/true);
+  QUIRE_RETURN_IF_ERROR(ConnectParts(/*loaded=*/true));
   defects_.AppendTo(&weights_->warnings_);
   ReportUnused();
   return absl::OkStatus();
@@ -74,12 +74,29 @@ absl::Status WeightBuilder::BuildInHand(const StreamingOptions& options,
   return in_hand_ == kResidentParts ? absl::OkStatus() : Keep(tensors);
 }
 
+absl::Status WeightBuilder::Refill(const ModelWeights& dropped,
+                                   const StreamingOptions& options,
+                                   ThreadPool* pool) {
+  owner_ = dropped.owner_;
+  dropped_ = &dropped;
+  QUIRE_RETURN_IF_ERROR(Describe());
+  if (weights_->parts_.size() != dropped.parts_.size())
+    return AllocationsDiffer();
+  weights_->parts_ = dropped.parts_;
+  weights_->residences_ = dropped.residences_;
+  in_hand_ = kResidentParts;
+  QUIRE_RETURN_IF_ERROR(BuildInHand(options, pool));
+  return next_allocation_ == dropped.allocations_.size() ? absl::OkStatus()
+                                                         : AllocationsDiffer();
+}
+
 absl::Status WeightBuilder::Reserve(const WeightPlacement& placement) {
   owner_ = runtime_->RegisterOwner("weights");
   QUIRE_RETURN_IF_ERROR(Describe());
   QUIRE_RETURN_IF_ERROR(PlaceParts(placement));
   QUIRE_RETURN_IF_ERROR(ForEachInHand([&] { return ReserveInHand(); }));
-  ConnectParts(/*loaded=*/false);
+  QUIRE_RETURN_IF_ERROR(ConnectParts(/*loaded=*/false));
+  ListTensors();
   ReportUnused();
   return absl::OkStatus();
 }
@@ -97,15 +114,15 @@ absl::Status WeightBuilder::ReserveInHand() {
     if (!IsInHand(pending.part)) continue;
     part_ = pending.part;
     QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(*pending.module));
-    QUIRE_RETURN_IF_ERROR(ReserveIndex(rows.begin));
-    QUIRE_RETURN_IF_ERROR(ReserveIndex(rows.order));
+    for (const std::vector<uint32_t>* const table : {&rows.begin, &rows.order})
+      QUIRE_RETURN_IF_ERROR(ReserveIndex(*pending.module->qweight, *table));
   }
   for (const PendingScaled& pending : pending_scaled_) {
     if (!IsInHand(pending.part)) continue;
     part_ = pending.part;
     QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> columns,
                            ScaleColumnsOf(*pending.module));
-    QUIRE_RETURN_IF_ERROR(ReserveIndex(columns));
+    QUIRE_RETURN_IF_ERROR(ReserveIndex(*pending.module->codes, columns));
   }
   return absl::OkStatus();
 }

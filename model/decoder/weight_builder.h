@@ -43,6 +43,11 @@ class WeightBuilder {
   // All three passes.
   absl::Status Build(const WeightPlacement& placement,
                      const StreamingOptions& options, ThreadPool* pool);
+  // Fills the memory of `dropped`, which the same checkpoint was built in, as
+  // it was filled then: parts that stay on devices, under the same addresses.
+  // The weights of this builder describe them, and own nothing.
+  absl::Status Refill(const ModelWeights& dropped,
+                      const StreamingOptions& options, ThreadPool* pool);
   // The first pass alone: nothing is allocated, no weight is read.
   absl::Status Describe();
   // Describes, allocates what Build allocates, in the same order, and fills in
@@ -50,6 +55,7 @@ class WeightBuilder {
   absl::Status Reserve(const WeightPlacement& placement);
   // After Describe.
   std::vector<PlacementBlock> Blocks() const;
+  OwnerId owner() const { return owner_; }
 
  private:
   static constexpr size_t kResidentParts = SIZE_MAX;
@@ -142,15 +148,20 @@ class WeightBuilder {
   // Keeps the part in hand where it is to be kept.
   absl::Status Keep(std::span<const TensorPlacement> tensors);
   // Once all parts are built, or reserved and not `loaded`.
-  void ConnectParts(bool loaded);
+  absl::Status ConnectParts(bool loaded);
   absl::StatusOr<GroupedRows> RowsOf(const GptqModule& module);
   absl::StatusOr<std::vector<uint32_t>> ScaleColumnsOf(
       const ScaledModule& module);
   // For the part that is being built.
   absl::StatusOr<DeviceAddress> AllocateBytes(Bytes size);
+  absl::StatusOr<DeviceAddress> AllocateAgain(Bytes size);
+  absl::Status AllocationsDiffer() const;
   // Room in the part that is being built for an index that Build makes on the
   // way.
-  absl::Status ReserveIndex(const std::vector<uint32_t>& index);
+  absl::Status ReserveIndex(const TensorInfo& of,
+                            const std::vector<uint32_t>& index);
+  // Fills in what Reserve says of every tensor.
+  void ListTensors();
   absl::Status AllocateAtLoad();
   // Of what is quantised at load and in hand.
   std::vector<const PendingAtLoad*> AtLoadInHand() const;
@@ -179,6 +190,9 @@ class WeightBuilder {
   ModelWeights* const weights_;
   const TensorNames& names_;
   OwnerId owner_;
+  // Of Refill: allocations are those of these weights, in the same order.
+  const ModelWeights* dropped_ = nullptr;
+  size_t next_allocation_ = 0;
 
   QuantizedModules quantized_;
   std::unordered_map<std::string,
@@ -192,6 +206,7 @@ class WeightBuilder {
   std::vector<PendingGptq> pending_gptq_;
   std::vector<PendingScaled> pending_scaled_;
   std::vector<PendingAtLoad> pending_at_load_;
+  std::unordered_map<const TensorInfo*, Bytes> tables_;  // beside it
   WeightDefects defects_;
   std::unordered_set<const TensorInfo*> used_;
 };

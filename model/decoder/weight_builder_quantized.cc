@@ -119,12 +119,13 @@ absl::Status WeightBuilder::DescribeQuantized(const ScaledModule& module,
   return DescribeBias(module.name, module.bias, out_features, &linear->bias);
 }
 
-absl::Status WeightBuilder::ReserveIndex(const std::vector<uint32_t>& index) {
+absl::Status WeightBuilder::ReserveIndex(const TensorInfo& of,
+                                         const std::vector<uint32_t>& index) {
   if (index.empty()) return absl::OkStatus();
   const Bytes size(index.size() * sizeof(uint32_t));
   QUIRE_RETURN_IF_ERROR(AllocateBytes(size).status());
-  Bytes& total = weights_->parts_[part_].size;
-  total = SaturatingAdd(total, size);
+  for (Bytes* const total : {&weights_->parts_[part_].size, &tables_[&of]})
+    *total = SaturatingAdd(*total, size);
   return absl::OkStatus();
 }
 

@@ -136,11 +136,30 @@ absl::Status WeightBuilder::ForEachInHand(
 absl::StatusOr<DeviceAddress> WeightBuilder::AllocateBytes(Bytes size) {
   const PartResidence& residence = weights_->residences_[part_];
   if (residence.store != nullptr) return residence.store->Allocate(size);
+  if (dropped_ != nullptr) return AllocateAgain(size);
   QUIRE_ASSIGN_OR_RETURN(
       const DeviceAddress address,
       runtime_->allocator(residence.device)->Allocate(size, {.owner = owner_}));
-  weights_->allocations_.push_back({residence.device, address});
+  weights_->allocations_.push_back({residence.device, address, size});
   return address;
+}
+
+absl::StatusOr<DeviceAddress> WeightBuilder::AllocateAgain(Bytes size) {
+  const auto& allocations = dropped_->allocations_;
+  if (next_allocation_ == allocations.size()) return AllocationsDiffer();
+  const ModelWeights::Allocation& again = allocations[next_allocation_];
+  if (again.device != weights_->residences_[part_].device || again.size != size)
+    return AllocationsDiffer();
+  ++next_allocation_;
+  return again.address;
+}
+
+absl::Status WeightBuilder::AllocationsDiffer() const {
+  return absl::DataLossError(absl::StrCat(
+      checkpoint_.folder(),
+      ": the model takes other memory than when it was first loaded, from "
+      "allocation ",
+      next_allocation_, " of ", dropped_->allocations_.size(), " on"));
 }
 
 absl::StatusOr<std::vector<TensorPlacement>> WeightBuilder::AllocateTensors() {
@@ -156,13 +175,45 @@ absl::StatusOr<std::vector<TensorPlacement>> WeightBuilder::AllocateTensors() {
   return tensors;
 }
 
+void WeightBuilder::ListTensors() {
+  std::vector<WeightTensor>& tensors = weights_->tensors_;
+  const auto add = [&](const TensorInfo& tensor, size_t part, Bytes memory) {
+    const auto tables = tables_.find(&tensor);
+    tensors.push_back(
+        {.name = tensor.name,
+         .dtype = tensor.dtype,
+         .shape = tensor.shape,
+         .part = part,
+         .file = tensor.size,
+         .memory = memory,
+         .workspace = tables == tables_.end() ? Bytes(0) : tables->second});
+  };
+  for (const Placement& placement : placements_)
+    add(*placement.tensor, placement.part, placement.tensor->size);
+  for (const PendingAtLoad& pending : pending_at_load_)
+    add(*pending.tensor, pending.part,
+        SaturatingAdd(CodeBytes(*pending.matrix), ScaleBytes(*pending.matrix)));
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const WeightTensor& a, const WeightTensor& b) {
+                     return a.part < b.part;
+                   });
+}
+
 absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
                                    const StreamingOptions& options) {
+  // Of all parts, or of those that come again.
+  const auto counts = [this](size_t part) {
+    return dropped_ == nullptr || IsInHand(part);
+  };
   Bytes total;
-  for (const Placement& placement : placements_)
-    total = SaturatingAdd(total, placement.tensor->size);
-  for (const PendingAtLoad& pending : pending_at_load_)
-    total = SaturatingAdd(total, pending.tensor->size);
+  for (const Placement& placement : placements_) {
+    if (counts(placement.part))
+      total = SaturatingAdd(total, placement.tensor->size);
+  }
+  for (const PendingAtLoad& pending : pending_at_load_) {
+    if (counts(pending.part))
+      total = SaturatingAdd(total, pending.tensor->size);
+  }
   LoadReport& report = weights_->load_report_;
   // One device after another, since a ring belongs to one.
   for (int device = 0; device < runtime_->device_count(); ++device) {
@@ -173,6 +224,7 @@ absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
     }
     if (here.empty()) continue;
     StreamingOptions one = options;
+    one.milestones.clear();
     // What is kept on disk may be read from the checkpoint again, if it stays
     // as it was read.
     one.checksum = options.checksum ||
@@ -201,7 +253,7 @@ absl::Status WeightBuilder::Keep(std::span<const TensorPlacement> tensors) {
       checkpoint_, tensors, weights_->load_report_.crc32);
 }
 
-void WeightBuilder::ConnectParts(bool loaded) {
+absl::Status WeightBuilder::ConnectParts(bool loaded) {
   std::vector<WeightPart>& parts = weights_->parts_;
   // A tied head runs on the embedding's bytes.
   if (weights_->tied_head_) {
@@ -212,14 +264,9 @@ void WeightBuilder::ConnectParts(bool loaded) {
   }
   // Few rows of an embedding are read at a time: where the host has it, from
   // there.
-  if (parts[kEmbedding].place.tier == MemoryTier::kHost) {
-    PartResidence& residence = weights_->residences_[kEmbedding];
-    if (loaded)
-      weights_->embedding_.data = residence.store->HostPointer(
-          units_[kEmbedding],
-          DeviceAddress(reinterpret_cast<uint64_t>(weights_->embedding_.data)));
-    residence.store = nullptr;
-  }
+  OffloadStore* embedding = nullptr;
+  if (parts[kEmbedding].place.tier == MemoryTier::kHost)
+    std::swap(embedding, weights_->residences_[kEmbedding].store);
   for (const std::unique_ptr<OffloadStore>& store : weights_->stores_) {
     if (store == nullptr) continue;
     std::vector<size_t> visits;
@@ -231,6 +278,13 @@ void WeightBuilder::ConnectParts(bool loaded) {
     }
     store->SetSchedule(std::move(visits));
   }
+  if (embedding != nullptr && loaded) {
+    const DeviceAddress address(
+        reinterpret_cast<uint64_t>(weights_->embedding_.data));
+    QUIRE_ASSIGN_OR_RETURN(weights_->embedding_.data,
+                           embedding->HostPointer(units_[kEmbedding], address));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace quire

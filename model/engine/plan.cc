@@ -1,6 +1,7 @@
 #include "quire/model/plan.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -84,6 +85,7 @@ absl::StatusOr<Outlook> LookAt(const Checkpoint& checkpoint,
     device.workspace = reserved.workspace;
     device.buffers = reserved.buffers;
     device.fixed = reserved.fixed;
+    device.peak = reserved.peak;
     device.kv = SaturatingSubtract(device.usable, device.fixed);
     outlook.weights_fit &= device.fixed <= device.usable;
     outlook.devices.push_back(device);
@@ -112,6 +114,56 @@ Bytes BytesIn(const std::vector<WeightPart>& parts, MemoryTier tier) {
     if (part.place.tier == tier) total = SaturatingAdd(total, part.size);
   }
   return total;
+}
+
+// The buffers that a part, or what stays on a device, is read through: no more
+// of them is touched than is read.
+Bytes RingBytes(int buffers, Bytes buffer_size, Bytes read) {
+  return std::min(read,
+                  CheckedMultiply(buffer_size, static_cast<uint64_t>(buffers))
+                      .value_or(Bytes(UINT64_MAX)));
+}
+
+// The load goes by devices, and then by the parts that are kept elsewhere, each
+// of which stays when its ring has gone. In the first pass, each moves to
+// pinned memory, and what is on disk is read again through buffers of its own.
+Bytes HostPeak(const ModelWeights& weights, const SessionOptions& options) {
+  const StreamingOptions& ring = options.streaming;
+  const OffloadOptions& offload = options.placement.offload;
+  const std::vector<WeightPart>& parts = weights.parts();
+  std::map<DeviceId, Bytes> resident;
+  std::map<DeviceId, Bytes> on_disk;
+  std::vector<Bytes> read(parts.size());
+  for (const WeightTensor& tensor : weights.tensors())
+    read[tensor.part] = SaturatingAdd(read[tensor.part], tensor.file);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const DeviceId device = weights.residences()[i].device;
+    if (parts[i].place.tier == MemoryTier::kDevice)
+      resident[device] = SaturatingAdd(resident[device], read[i]);
+    if (parts[i].place.tier == MemoryTier::kDisk)
+      on_disk[device] = SaturatingAdd(on_disk[device], parts[i].size);
+  }
+  Bytes peak;
+  for (const auto& [device, bytes] : resident)
+    peak = std::max(peak, RingBytes(ring.buffers, ring.buffer_size, bytes));
+  Bytes kept;
+  Bytes largest_move;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].place.tier == MemoryTier::kDevice) continue;
+    peak = std::max(
+        peak, SaturatingAdd(
+                  kept, RingBytes(ring.buffers, ring.buffer_size, read[i])));
+    if (parts[i].place.tier != MemoryTier::kHost) continue;
+    kept = SaturatingAdd(kept, parts[i].size);
+    if (weights.residences()[i].store != nullptr &&
+        parts[i].size <= offload.pinned_limit)
+      largest_move = std::max(largest_move, parts[i].size);
+  }
+  kept = SaturatingAdd(kept, largest_move);
+  for (const auto& [device, bytes] : on_disk)
+    kept = SaturatingAdd(
+        kept, RingBytes(offload.buffers, offload.buffer_size, bytes));
+  return std::max(peak, kept);
 }
 
 // The devices that are planned for.
@@ -282,6 +334,8 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
     plan.weights = SaturatingAdd(plan.weights, part.size);
   plan.host = BytesIn(plan.parts, MemoryTier::kHost);
   plan.disk = BytesIn(plan.parts, MemoryTier::kDisk);
+  plan.tensors = weights.tensors();
+  plan.host_peak = HostPeak(weights, options);
   plan.parameters = weights.Parameters();
   for (const AdapterInfo& adapter : outlook.reservation.adapters) {
     plan.adapters.push_back({adapter.name, adapter.bytes});

@@ -65,6 +65,7 @@ absl::StatusOr<Reservation> ReserveModel(const Checkpoint& checkpoint,
         store != nullptr)
       device.buffers = store->GetStatistics().device;
     device.fixed = SaturatingAdd(allocated, device.buffers);
+    device.peak = runtime->memory(DeviceId(i))->GetStatistics().peak_in_use;
   }
   QUIRE_ASSIGN_OR_RETURN(
       made.layers,

@@ -24,6 +24,7 @@ struct DeviceReservation {
   Bytes buffers;    // pages that weights kept elsewhere are run from
   // Pages under weights, workspace, buffers and adapters.
   Bytes fixed;
+  Bytes peak;  // the most pages on the way
 };
 
 struct Reservation {

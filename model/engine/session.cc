@@ -156,6 +156,12 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   QUIRE_ASSIGN_OR_RETURN(session->config_,
                          ParseModelConfig(*session->checkpoint_));
   const ModelConfig& config = session->config_;
+  if (options.shared_weights != nullptr &&
+      (options.runtime == nullptr ||
+       options.shared_weights->runtime() != options.runtime))
+    return absl::InvalidArgumentError(
+        "weights are shared by sessions of one runtime: this one is on "
+        "another");
   if (options.runtime != nullptr) {
     session->runtime_ = Runtime::CreateView(options.runtime, options.owner);
   } else {
@@ -177,9 +183,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   runtime->trace()->Mark("load weights");
   QUIRE_ASSIGN_OR_RETURN(
       session->weights_,
-      ModelWeights::Load(runtime, *session->checkpoint_, config,
-                         options.streaming, session->pool_.get(), placement,
-                         options.weights));
+      options.shared_weights != nullptr
+          ? options.shared_weights->Load(
+                *session->checkpoint_, config, options.streaming,
+                session->pool_.get(), placement, options.weights)
+          : ModelWeights::Load(runtime, *session->checkpoint_, config,
+                               options.streaming, session->pool_.get(),
+                               placement, options.weights));
 
   // Before the cache, which may take all that is left.
   QUIRE_ASSIGN_OR_RETURN(

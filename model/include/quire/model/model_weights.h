@@ -64,6 +64,17 @@ struct WeightPart {
   MemoryPlace place;
 };
 
+// One tensor of the checkpoint that the model reads, and what becomes of it.
+struct WeightTensor {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<uint64_t> shape;
+  size_t part = 0;  // of ModelWeights::parts()
+  Bytes file;       // in the checkpoint
+  Bytes memory;     // as it is kept: as it is stored, or quantised at load
+  Bytes workspace;  // tables beside it that are made at load: groups, orders
+};
+
 // Where the parts go.
 struct WeightPlacement {
   std::vector<MemoryPlace> places;  // by part; empty: all on device 0
@@ -87,8 +98,11 @@ struct WeightOptions {
   LoadQuantization quantization = LoadQuantization::kNone;
 };
 
-// Immutable after Load. The device memory is freed with it: REQUIRES that no
-// stream uses it any more.
+class SharedWeightsEntry;
+
+// What it points to never changes after Load; whether it may be read does, with
+// Drop and Reload. The device memory is freed with it: REQUIRES that no stream
+// uses it any more. Not thread-safe; reading is.
 class ModelWeights {
  public:
   // `runtime` must outlive the weights. Errors name the tensor that is missing,
@@ -106,6 +120,31 @@ class ModelWeights {
       const WeightPlacement& placement = {},
       const WeightOptions& weight_options = {});
   ~ModelWeights();
+
+  // ---- Sleep without a copy ----
+  // Gives back the pages of the devices, without saving what is in them: it is
+  // in the checkpoint. Addresses stay; until a Reload has succeeded, resident()
+  // is false and nothing may run. What the host or the disk keeps stays there.
+  // Returns what was given back; nothing, where all is dropped already.
+  //
+  // REQUIRES: no stream uses the weights, and no other weights have the same
+  // owner (Runtime::CreateView gives each model its own). Errors:
+  // kFailedPrecondition where a QuiescentSection of a device is open, or where
+  // an allocation is pinned; the driver's. After an error the weights are
+  // whole, or, where resident() says so, dropped in part: the next Drop gives
+  // back the rest. What is shared goes when the last of its users drops it.
+  absl::StatusOr<Bytes> Drop();
+  // Streams what was dropped back to the same addresses, from `checkpoint`,
+  // which must be the one of Load, or one of the same files: a file that has
+  // changed is kDataLoss. All or nothing: after an error, or where `options`
+  // cancel it, the weights are dropped, as before. Where Load had checksums and
+  // `options` want some, they must agree. Nothing is read where resident().
+  absl::StatusOr<LoadReport> Reload(const Checkpoint& checkpoint,
+                                    const ModelConfig& config,
+                                    const StreamingOptions& options,
+                                    ThreadPool* pool);
+  // Whether all of it is in place.
+  bool resident() const { return resident_; }
 
   // Whether the checkpoint has every tensor that Load wants, of the right type
   // and shape. Reads no weight and allocates nothing.
@@ -127,6 +166,8 @@ class ModelWeights {
 
   // In the order of the model, as of Blocks. Sizes are of Reserve only.
   const std::vector<WeightPart>& parts() const { return parts_; }
+  // By part, in the order of the model. Of Reserve only.
+  const std::vector<WeightTensor>& tensors() const { return tensors_; }
   // By part. The parts that a store has must be acquired before they run.
   const std::vector<PartResidence>& residences() const { return residences_; }
   // Of all stores together.
@@ -146,17 +187,34 @@ class ModelWeights {
   uint64_t Parameters() const;
 
  private:
+  friend class SharedWeightsEntry;
   friend class WeightBuilder;
   // Of every layer, and the head.
   std::vector<const Linear*> Linears() const;
   explicit ModelWeights(Runtime* runtime) : runtime_(runtime) {}
 
+  // In the order in which a WeightBuilder makes them.
   struct Allocation {
     DeviceId device;
     DeviceAddress address;
+    Bytes size;
   };
+  absl::StatusOr<Bytes> DropPages();
+  absl::Status WakePages();
+  absl::Status CheckSameFiles(const Checkpoint& checkpoint) const;
+  absl::StatusOr<LoadReport> Refill(const Checkpoint& checkpoint,
+                                    const ModelConfig& config,
+                                    const StreamingOptions& options,
+                                    ThreadPool* pool);
 
   Runtime* const runtime_;
+  // Of weights that are another's (shared_weights.h): what they point to.
+  std::shared_ptr<SharedWeightsEntry> shared_;
+  OwnerId owner_;
+  bool resident_ = false;
+  // Of what was loaded, to load it again.
+  std::vector<CheckpointFile> files_;
+  WeightOptions options_;
   std::vector<Allocation> allocations_;
   std::vector<std::unique_ptr<OffloadStore>> stores_;  // by device; or null
   std::vector<PartResidence> residences_;
@@ -167,6 +225,7 @@ class ModelWeights {
   bool tied_head_ = false;  // output_ is the embedding
   std::vector<float> inverse_frequencies_;
   std::vector<WeightPart> parts_;
+  std::vector<WeightTensor> tensors_;
   LoadReport load_report_;
   std::vector<std::string> warnings_;
 };

@@ -37,6 +37,7 @@ struct DevicePlan {
   Bytes buffers;    // pages that weights kept elsewhere are run from
   // Pages under all three.
   Bytes fixed;
+  Bytes peak;           // the most pages during the load: fixed, or more
   uint32_t layers = 0;  // that run there
   Bytes kv_token;       // of these layers
   Bytes kv;             // what is left for keys and values
@@ -59,7 +60,8 @@ struct ModelPlan {
   Bytes page_size;
 
   std::vector<WeightPart> parts;
-  Bytes weights;  // the sum of the parts, wherever they are
+  std::vector<WeightTensor> tensors;  // of all parts
+  Bytes weights;                      // the sum of the parts, wherever they are
   Bytes workspace;
   std::vector<WeightPart> adapters;
   // Pages under the weights on devices, and under workspaces, buffers and
@@ -68,6 +70,9 @@ struct ModelPlan {
   std::vector<DevicePlan> devices;
   Bytes host;  // of the weights, in host memory
   Bytes disk;  // of the weights, on disk
+  // Anonymous memory of the process at its worst, for weights: what the host
+  // keeps of them, and the buffers that they are read through.
+  Bytes host_peak;
   uint64_t parameters = 0;
   // Parameters * bytes of each * 1.2, as people reckon.
   Bytes rule_of_thumb;

@@ -21,6 +21,7 @@
 #include "quire/model/decoder.h"
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
+#include "quire/model/shared_weights.h"
 #include "quire/paging/sequence_cache.h"
 
 namespace quire {
@@ -89,6 +90,10 @@ struct SessionOptions {
   // use a device of its own.
   Runtime* runtime = nullptr;
   std::string owner = "model";
+  // On such a runtime, for the same one: a model that is loaded there already,
+  // from the same files, lends its weights, and nothing is read. Outlives the
+  // session. Null: weights of its own.
+  SharedWeights* shared_weights = nullptr;
   PlacementOptions placement;
   SharingOptions sharing;
   StreamingOptions streaming;
@@ -140,6 +145,18 @@ class Session {
   AdapterSet& adapters() { return *adapters_; }
   const AdapterSet& adapters() const { return *adapters_; }
   ThreadPool& pool() { return *pool_; }
+
+  // ---- Sleep without a copy ----
+  // The weights' pages go back, and what was in them is read again from the
+  // checkpoint, into the same addresses: ModelWeights::Drop and Reload. What is
+  // in the cache stays, and the sequences go on after the reload; to put that
+  // away as well, DeviceAllocator::Sleep puts the whole owner to sleep, of
+  // which the dropped weights are a part that costs nothing.
+  absl::StatusOr<Bytes> DropWeights() { return weights_->Drop(); }
+  absl::StatusOr<LoadReport> ReloadWeights(
+      const StreamingOptions& options = {}) {
+    return weights_->Reload(*checkpoint_, config_, options, pool_.get());
+  }
 
   // Where the device is shared: has other processes make room, for
   // Engine::set_make_room. kFailedPrecondition where it is not.
