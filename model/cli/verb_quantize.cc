@@ -11,8 +11,10 @@
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
-#include "model/quantizer/checkpoint_export.h"
+#include "model/quantizer/activation_cache.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/device_map.h"
+#include "quire/loader/process_memory.h"
 #include "quire/loader/regular_file.h"
 #include "quire/model/quantizer.h"
 #include "quire/model/tokenizer.h"
@@ -30,6 +32,7 @@ struct QuantizeVerbOptions {
   uint32_t sequences = 32;
   uint32_t sequence_length = 256;
   uint64_t seed = 0;
+  Bytes weight_cache = GiB(1);
   QuantizeOptions quantize;
   SessionOptions session;
   bool json = false;
@@ -45,12 +48,19 @@ void ShowProgress(const char* what, uint64_t done, uint64_t total) {
 absl::StatusOr<std::vector<std::vector<TokenId>>> CalibrationTokens(
     const QuantizeVerbOptions& options, const Tokenizer& tokenizer,
     Session* session) {
-  if (options.calibration_file.empty())
+  if (options.calibration_file.empty()) {
+    // Before the text is written, which takes a while.
+    QUIRE_RETURN_IF_ERROR(CheckActivationCache(
+        ActivationCacheBytes(
+            uint64_t{options.sequences} * options.sequence_length,
+            options.sequence_length, session->config().hidden_size),
+        options.quantize.activation_cache));
     return SampleCalibration(
         *session, options.sequences, options.sequence_length, options.seed,
         [](uint32_t done, uint32_t total) {
           ShowProgress("sampling calibration text, token", done, total);
         });
+  }
   QUIRE_ASSIGN_OR_RETURN(const std::string text,
                          ReadRegularFile(options.calibration_file));
   const std::vector<TokenId> tokens = tokenizer.Encode(text);
@@ -58,6 +68,29 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> CalibrationTokens(
     return absl::InvalidArgumentError(options.calibration_file +
                                       ": has no tokens to calibrate with");
   return CutCalibration(tokens, options.sequences, options.sequence_length);
+}
+
+// Of the weight cache, the rings that weights pass through: first when they are
+// loaded, then whenever a layer comes from disk.
+constexpr int kRingBuffers = 4;
+constexpr Bytes kLoadBuffer = MiB(4);
+constexpr Bytes kDiskBuffer = MiB(2);
+constexpr Bytes kRings =
+    Bytes(kRingBuffers * (kLoadBuffer.value() + kDiskBuffer.value()));
+
+// Keeps what fits into the cache on the host, and the rest on disk: the device
+// has the part at work and the next one.
+void PlaceInCache(Bytes cache, SessionOptions* session) {
+  session->streaming.buffers = kRingBuffers;
+  session->streaming.buffer_size = kLoadBuffer;
+  session->placement.offload.buffers = kRingBuffers;
+  session->placement.offload.buffer_size = kDiskBuffer;
+  // Who says where the weights go is taken at their word.
+  if (session->placement.in_use()) return;
+  session->placement.device_map = "sequential";
+  session->placement.max_memory = {
+      {kHostPlace, SaturatingSubtract(cache, kRings)},
+      {kDiskPlace, Bytes(UINT64_MAX)}};
 }
 
 absl::Status Quantize(QuantizeVerbOptions options) {
@@ -70,7 +103,10 @@ absl::Status Quantize(QuantizeVerbOptions options) {
     ShowProgress("quantising layer", progress.layer, progress.layers);
   };
   // Before the work: an unusable folder should say so at once.
-  QUIRE_RETURN_IF_ERROR(CreateEmptyFolder(options.out));
+  QUIRE_RETURN_IF_ERROR(CheckQuantizeOutput(options.out));
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AnonymousPeakSampler> sampler,
+                         AnonymousPeakSampler::Start());
+  PlaceInCache(options.weight_cache, &options.session);
   options.session.streaming.progress = LoadProgressLine();
   options.session.max_sequences =
       std::max(options.session.max_sequences, options.sequences);
@@ -80,6 +116,7 @@ absl::Status Quantize(QuantizeVerbOptions options) {
                          Tokenizer::Load(options.model));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(options.model, options.session));
+  QUIRE_RETURN_IF_ERROR(CheckQuantizeSource(*session));
   std::vector<std::vector<TokenId>> calibration;
   if (quantize.method == QuantizeMethod::kGptq) {
     QUIRE_ASSIGN_OR_RETURN(
@@ -88,15 +125,24 @@ absl::Status Quantize(QuantizeVerbOptions options) {
   QUIRE_ASSIGN_OR_RETURN(
       const QuantizeReport report,
       QuantizeModel(*session, *tokenizer, options.out, calibration, quantize));
+  const Bytes anonymous_peak = sampler->Stop();
+  const OffloadStatistics weights = session->weights().GetOffloadStatistics();
   if (options.json)
     return PrintJson({{"modules", report.modules},
                       {"calibration_tokens", report.calibration_tokens},
                       {"bytes", report.bytes.value()},
-                      {"seconds", report.seconds}});
+                      {"seconds", report.seconds},
+                      {"activation_cache", report.activation_cache.value()},
+                      {"weight_cache", weights.host.value()},
+                      {"layer", report.layer.value()},
+                      {"anonymous_peak", anonymous_peak.value()}});
   return PrintText(absl::StrFormat(
-      "%s: %d modules at %d bits, %s, %d calibration tokens, %.1f s\n",
+      "%s: %d modules at %d bits, %s, %d calibration tokens, %.1f s\n"
+      "anonymous peak  %s (activations %s, weights %s, layer %s)\n",
       options.out, report.modules, quantize.bits, FormatBytes(report.bytes),
-      report.calibration_tokens, report.seconds));
+      report.calibration_tokens, report.seconds, FormatBytes(anonymous_peak),
+      FormatBytes(report.activation_cache), FormatBytes(weights.host),
+      FormatBytes(report.layer)));
 }
 
 struct PerplexityOptions {
@@ -201,9 +247,22 @@ void AddQuantizeVerbs(CLI::App* app, Action* chosen) {
   verb->add_option("--seed", options->seed, "Of the sampled text")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  AddBytesOption(verb, "--activation-cache", &quantize.activation_cache,
+                 "Host memory for the activations of the calibration tokens "
+                 "[1GiB]");
+  AddBytesOption(verb, "--weight-cache", &options->weight_cache,
+                 "Host memory for the weights of MODEL, at least " +
+                     FormatBytes(kRings) +
+                     "; what does not fit is read from its files when its "
+                     "turn comes [1GiB]");
   verb->add_flag("--json", options->json, "Machine-readable");
   AddSessionOptions(verb, &options->session);
   verb->callback([=] {
+    if (options->weight_cache < kRings)
+      throw CLI::ValidationError(
+          "--weight-cache", FormatBytes(options->weight_cache) +
+                                ": takes at least " + FormatBytes(kRings) +
+                                ", for the rings that weights pass through");
     RejectBadOptions(options->quantize.Validate());
     *chosen = [=] { return Quantize(*options); };
   });

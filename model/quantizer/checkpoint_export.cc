@@ -1,5 +1,6 @@
 #include "model/quantizer/checkpoint_export.h"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -140,24 +141,16 @@ absl::Status ExportVector(const ParameterVector& vector, size_t size,
                       name, writer);
 }
 
-absl::Status CreateEmptyFolder(const std::string& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error)
-    return absl::UnknownError(
-        absl::StrCat(folder, ": cannot create: ", error.message()));
-  if (!fs::is_empty(folder, error) || error)
-    return absl::AlreadyExistsError(
-        absl::StrCat(folder, ": exists and is not empty"));
-  return absl::OkStatus();
-}
-
-void RemoveExportedFiles(const std::string& folder) {
-  std::error_code ignored;
-  for (const char* name : kModelFiles)
-    fs::remove(fs::path(folder) / name, ignored);
-  for (const char* name : kTokenizerFiles)
-    fs::remove(fs::path(folder) / name, ignored);
+bool IsExportedFile(std::string_view name) {
+  // While they are written, files have a name of theirs with an ending.
+  constexpr std::string_view kUnfinished = ".partial";
+  const bool unfinished = name.ends_with(kUnfinished);
+  const auto matches = [&](std::string_view file) {
+    return name == file || (unfinished && name.starts_with(file) &&
+                            name.substr(file.size()).starts_with('.'));
+  };
+  return std::any_of(kModelFiles.begin(), kModelFiles.end(), matches) ||
+         std::any_of(kTokenizerFiles.begin(), kTokenizerFiles.end(), matches);
 }
 
 absl::Status WriteConfig(const Checkpoint& source, const ModelConfig& config,

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,11 +28,8 @@ absl::Status ExportMatrix(const DenseMatrix& matrix, const std::string& name,
 absl::Status ExportVector(const ParameterVector& vector, size_t size,
                           const std::string& name, SafetensorsWriter* writer);
 
-// Creates `folder`, or takes it when it is empty.
-absl::Status CreateEmptyFolder(const std::string& folder);
-
-// Takes away what an export that failed has left in `folder`.
-void RemoveExportedFiles(const std::string& folder);
+// Whether `name` is that of a file which an export writes, finished or not.
+bool IsExportedFile(std::string_view name);
 
 // config.json with `quantization` as its quantization_config, and the same as
 // quantize_config.json; generation_config.json where the source has one.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "quire/alloc/units.h"
+
 namespace quire {
 namespace {
 
@@ -148,6 +150,12 @@ QuantizedLinear SolveGptq(const std::vector<float>& weight, size_t out_features,
           .Solve();
   });
   return result;
+}
+
+uint64_t SolverBytesPerThread(uint64_t in_features) {
+  return CheckedMultiply(SaturatingAdd(in_features, uint64_t{kBlock}),
+                         uint64_t{kRowsPerTask * sizeof(float)})
+      .value_or(UINT64_MAX);
 }
 
 QuantizedLinear RoundToNearest(const std::vector<float>& weight,

@@ -44,6 +44,9 @@ QuantizedLinear SolveGptq(const std::vector<float>& weight, size_t out_features,
                           size_t in_features, const HessianFactor& factor,
                           const SolverOptions& options, ThreadPool* pool);
 
+// Host memory that each thread takes while it solves.
+uint64_t SolverBytesPerThread(uint64_t in_features);
+
 // Rounds every weight to the nearest value of its group's grid.
 QuantizedLinear RoundToNearest(const std::vector<float>& weight,
                                size_t out_features, size_t in_features,

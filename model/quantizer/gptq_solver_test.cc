@@ -249,6 +249,10 @@ TEST(FactorHessianTest, ASingularHessianGetsTheDampingItNeeds) {
   const auto factor = FactorHessian(h, n, 1e-17, false, "test");
   ASSERT_TRUE(factor.ok()) << factor.status();
   EXPECT_GT(factor->damping, 1e-17);
+  // Of this very matrix, which the attempts before have overwritten.
+  const auto at_once = FactorHessian(h, n, factor->damping, false, "test");
+  ASSERT_TRUE(at_once.ok());
+  EXPECT_EQ(factor->upper, at_once->upper);
 }
 
 TEST(FactorHessianTest, NonFiniteInputsAreAnErrorThatNamesTheModule) {
@@ -267,11 +271,12 @@ TEST(HessianAccumulatorTest, SumsOverChunksOfAnySize) {
   for (float& x : inputs) x = normal(random);
   ThreadPool pool(2);
   HessianAccumulator accumulator(features);
-  accumulator.Add(inputs.data(), 3, &pool);
-  accumulator.Add(inputs.data() + 3 * features, 600, &pool);
-  accumulator.Add(inputs.data() + 603 * features, 97, &pool);
+  HessianScratch scratch;
+  accumulator.Add(inputs.data(), 3, &scratch, &pool);
+  accumulator.Add(inputs.data() + 3 * features, 600, &scratch, &pool);
+  accumulator.Add(inputs.data() + 603 * features, 97, &scratch, &pool);
   EXPECT_EQ(accumulator.tokens(), 700u);
-  const Doubles mean = accumulator.Mean();
+  const Doubles mean = std::move(accumulator).TakeMean();
   for (size_t i = 0; i < features; ++i) {
     for (size_t j = 0; j < features; ++j) {
       double expected = 0;

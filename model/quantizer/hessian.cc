@@ -4,8 +4,10 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "quire/alloc/units.h"
 #include "quire/model/ops.h"
 
 namespace quire {
@@ -18,39 +20,74 @@ constexpr int kDampingAttempts = 4;
 using Matrix =
     Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
+// matrix[i][j] becomes matrix[from[i]][from[j]], in the memory of the matrix
+// and two rows.
+void Permute(std::vector<double>* matrix, const std::vector<uint32_t>& from) {
+  const size_t n = from.size();
+  const auto row = [&](size_t i) {
+    return matrix->begin() + static_cast<std::ptrdiff_t>(i * n);
+  };
+  std::vector<double> saved(n);
+  std::vector<bool> done(n);
+  for (size_t start = 0; start < n; ++start) {
+    if (done[start]) continue;
+    // Around a cycle, each row takes the place of the one before it.
+    std::copy_n(row(start), n, saved.begin());
+    size_t i = start;
+    for (; from[i] != start; i = from[i]) {
+      std::copy_n(row(from[i]), n, row(i));
+      done[i] = true;
+    }
+    std::copy_n(saved.begin(), n, row(i));
+    done[i] = true;
+  }
+  for (size_t i = 0; i < n; ++i) {
+    std::copy_n(row(i), n, saved.begin());
+    for (size_t j = 0; j < n; ++j)
+      row(i)[static_cast<std::ptrdiff_t>(j)] = saved[from[j]];
+  }
+}
+
 }  // namespace
+
+uint64_t HessianScratchBytes(uint64_t features) {
+  const uint64_t rows = SaturatingAdd(features, uint64_t{kTokensPerProduct});
+  return CheckedMultiply(CheckedMultiply(features, rows).value_or(UINT64_MAX),
+                         uint64_t{sizeof(float)})
+      .value_or(UINT64_MAX);
+}
 
 HessianAccumulator::HessianAccumulator(size_t features)
     : features_(features), sum_(features * features) {}
 
 void HessianAccumulator::Add(const float* input, size_t tokens,
-                             ThreadPool* pool) {
+                             HessianScratch* scratch, ThreadPool* pool) {
   for (size_t at = 0; at < tokens; at += kTokensPerProduct) {
     const size_t count = std::min(kTokensPerProduct, tokens - at);
     // X^T is both the weight and the input of one matrix product: X^T X.
-    transposed_.resize(features_ * count);
-    product_.resize(features_ * features_);
+    scratch->transposed.resize(features_ * count);
+    scratch->product.resize(features_ * features_);
     for (size_t t = 0; t < count; ++t) {
       const float* row = input + (at + t) * features_;
       for (size_t k = 0; k < features_; ++k)
-        transposed_[k * count + t] = row[k];
+        scratch->transposed[k * count + t] = row[k];
     }
-    MatMul(DenseMatrix{.data = transposed_.data(),
+    MatMul(DenseMatrix{.data = scratch->transposed.data(),
                        .dtype = DType::kF32,
                        .out_features = features_,
                        .in_features = count},
-           transposed_.data(), features_, product_.data(), pool);
-    for (size_t i = 0; i < sum_.size(); ++i) sum_[i] += product_[i];
+           scratch->transposed.data(), features_, scratch->product.data(),
+           pool);
+    for (size_t i = 0; i < sum_.size(); ++i) sum_[i] += scratch->product[i];
   }
   tokens_ += tokens;
 }
 
-std::vector<double> HessianAccumulator::Mean() const {
-  std::vector<double> mean = sum_;
+std::vector<double> HessianAccumulator::TakeMean() && {
   const double scale =
       1.0 / static_cast<double>(std::max<uint64_t>(tokens_, 1));
-  for (double& value : mean) value *= scale;
-  return mean;
+  for (double& value : sum_) value *= scale;
+  return std::move(sum_);
 }
 
 absl::StatusOr<HessianFactor> FactorHessian(std::vector<double> hessian,
@@ -58,8 +95,8 @@ absl::StatusOr<HessianFactor> FactorHessian(std::vector<double> hessian,
                                             bool act_order,
                                             const std::string& module) {
   const auto n = static_cast<Eigen::Index>(features);
-  const Eigen::Map<Matrix> given(hessian.data(), n, n);
-  if (!given.allFinite())
+  Eigen::Map<Matrix> matrix(hessian.data(), n, n);
+  if (!matrix.allFinite())
     return absl::InvalidArgumentError(absl::StrCat(
         module, ": its inputs are not all finite during calibration"));
   HessianFactor factor;
@@ -80,20 +117,19 @@ absl::StatusOr<HessianFactor> FactorHessian(std::vector<double> hessian,
   // With J the reversal of rows, J H J = L L^T gives H = R R^T for the upper
   // triangular R = J L J, and so H^-1 = R^-T R^-1: U is R^-1 = J L^-1 J. One
   // factorisation and one triangular inverse instead of two and one.
-  Matrix reversed(n, n);
-  for (Eigen::Index i = 0; i < n; ++i) {
-    const uint32_t row = factor.order[static_cast<size_t>(n - 1 - i)];
-    for (Eigen::Index j = 0; j < n; ++j)
-      reversed(i, j) = given(row, factor.order[static_cast<size_t>(n - 1 - j)]);
-  }
-  const double mean_diagonal = reversed.trace() / static_cast<double>(n);
+  Permute(&hessian, {factor.order.rbegin(), factor.order.rend()});
+  const double mean_diagonal = matrix.trace() / static_cast<double>(n);
+  const Eigen::VectorXd diagonal = matrix.diagonal();
   factor.damping = damping;
   for (int attempt = 0; attempt < kDampingAttempts; ++attempt) {
-    Matrix damped = reversed;
-    damped.diagonal().array() += factor.damping * mean_diagonal;
-    const Eigen::LLT<Matrix> cholesky(damped);
+    matrix.diagonal() = diagonal;
+    matrix.diagonal().array() += factor.damping * mean_diagonal;
+    // In place, into the lower triangle.
+    Eigen::LLT<Eigen::Ref<Matrix>> cholesky(matrix);
     if (cholesky.info() == Eigen::Success) {
-      const Matrix inverse = cholesky.matrixL().solve(Matrix::Identity(n, n));
+      Matrix inverse = Matrix::Identity(n, n);
+      cholesky.matrixL().solveInPlace(inverse);
+      hessian = {};  // in whose place comes the factor
       factor.upper.resize(features * features);
       for (size_t i = 0; i < features; ++i) {
         for (size_t j = i; j < features; ++j)
@@ -103,6 +139,9 @@ absl::StatusOr<HessianFactor> FactorHessian(std::vector<double> hessian,
       }
       return factor;
     }
+    // The upper triangle still has what the attempt has overwritten below.
+    for (Eigen::Index i = 0; i < n; ++i)
+      for (Eigen::Index j = 0; j < i; ++j) matrix(i, j) = matrix(j, i);
     factor.damping = std::max(factor.damping, 1e-3) * 10;
   }
   return absl::InternalError(absl::StrCat(

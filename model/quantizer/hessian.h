@@ -18,26 +18,38 @@
 
 namespace quire {
 
+// Host memory, by element of a Hessian: of a sum, while it is factored (its own
+// among them), and of the factor.
+inline constexpr uint64_t kHessianBytesPerElement = 8;
+inline constexpr uint64_t kFactoringBytesPerElement = 16;
+inline constexpr uint64_t kFactorBytesPerElement = 4;
+
+// What accumulators need while they add: one does for all that add in turn.
+struct HessianScratch {
+  std::vector<float> transposed;
+  std::vector<float> product;
+};
+uint64_t HessianScratchBytes(uint64_t features);
+
 // Sums x x^T. Thread-compatible.
 class HessianAccumulator {
  public:
   explicit HessianAccumulator(size_t features);
 
   // `input` is [tokens, features].
-  void Add(const float* input, size_t tokens, ThreadPool* pool);
+  void Add(const float* input, size_t tokens, HessianScratch* scratch,
+           ThreadPool* pool);
 
   size_t features() const { return features_; }
   uint64_t tokens() const { return tokens_; }
-  // [features, features]: the sum divided by the number of tokens.
-  std::vector<double> Mean() const;
+  // [features, features]: the sum divided by the number of tokens. Gives up the
+  // sum, which is most of what a layer takes.
+  std::vector<double> TakeMean() &&;
 
  private:
   const size_t features_;
   uint64_t tokens_ = 0;
   std::vector<double> sum_;
-  // Scratch of Add.
-  std::vector<float> transposed_;
-  std::vector<float> product_;
 };
 
 // What the solver needs of a Hessian.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -12,10 +13,6 @@
 
 namespace quire {
 namespace {
-
-size_t InFeatures(const Linear& linear) {
-  return std::visit([](const auto& m) { return m.in_features; }, linear.matrix);
-}
 
 size_t GroupSize(const QuantizeOptions& options, size_t in_features) {
   return options.group_size < 0
@@ -67,6 +64,28 @@ std::vector<float> ReadBias(const Linear& linear, bool rotary,
   return bias;
 }
 
+// `factor` is null for round-to-nearest.
+absl::StatusOr<PackedLinear> QuantizeLinear(const Linear& linear, bool rotary,
+                                            const ModelConfig& config,
+                                            const HessianFactor* factor,
+                                            const std::string& name,
+                                            const QuantizeOptions& options,
+                                            ThreadPool* pool) {
+  const size_t in = linear.in_features();
+  const size_t out = linear.out_features();
+  QUIRE_ASSIGN_OR_RETURN(std::vector<float> weight,
+                         ReadWeight(linear, rotary, config, name));
+  const SolverOptions solver = {
+      .grid = {.bits = options.bits, .sym = options.sym, .mse = options.mse},
+      .group_size = GroupSize(options, in),
+      .static_groups = options.static_groups};
+  const QuantizedLinear quantized =
+      factor != nullptr ? SolveGptq(weight, out, in, *factor, solver, pool)
+                        : RoundToNearest(weight, out, in, solver, pool);
+  weight = {};
+  return PackLinear(quantized, options.bits, ExportedZeroOffset(options));
+}
+
 absl::Status WritePacked(const PackedLinear& packed, const std::string& name,
                          SafetensorsWriter* writer) {
   QUIRE_RETURN_IF_ERROR(writer->Append(
@@ -82,19 +101,40 @@ absl::Status WritePacked(const PackedLinear& packed, const std::string& name,
 }  // namespace
 
 const std::array<LayerLinear, kLayerLinears>& LayerLinears() {
+  static constexpr auto kQuery = [](const ModelConfig& config) {
+    return config.query_size();
+  };
+  static constexpr auto kKv = [](const ModelConfig& config) {
+    return config.kv_size();
+  };
+  static constexpr auto kHidden = [](const ModelConfig& config) {
+    return uint64_t{config.hidden_size};
+  };
+  static constexpr auto kIntermediate = [](const ModelConfig& config) {
+    return uint64_t{config.intermediate_size};
+  };
   static constexpr std::array<LayerLinear, kLayerLinears> kLinears = {{
       {&TensorNames::query, &DecoderLayer::query, LinearInput::kAttention,
+       kQuery, true},
+      {&TensorNames::key, &DecoderLayer::key, LinearInput::kAttention, kKv,
        true},
-      {&TensorNames::key, &DecoderLayer::key, LinearInput::kAttention, true},
-      {&TensorNames::value, &DecoderLayer::value, LinearInput::kAttention,
+      {&TensorNames::value, &DecoderLayer::value, LinearInput::kAttention, kKv,
        false},
       {&TensorNames::attention_output, &DecoderLayer::attention_output,
-       LinearInput::kAttentionOutput, false},
-      {&TensorNames::gate, &DecoderLayer::gate, LinearInput::kFfn, false},
-      {&TensorNames::up, &DecoderLayer::up, LinearInput::kFfn, false},
-      {&TensorNames::down, &DecoderLayer::down, LinearInput::kDown, false},
+       LinearInput::kAttentionOutput, kHidden, false},
+      {&TensorNames::gate, &DecoderLayer::gate, LinearInput::kFfn,
+       kIntermediate, false},
+      {&TensorNames::up, &DecoderLayer::up, LinearInput::kFfn, kIntermediate,
+       false},
+      {&TensorNames::down, &DecoderLayer::down, LinearInput::kDown, kHidden,
+       false},
   }};
   return kLinears;
+}
+
+std::array<uint64_t, kLinearInputs> InputSizes(const ModelConfig& config) {
+  return {config.hidden_size, config.query_size(), config.hidden_size,
+          config.intermediate_size};
 }
 
 std::vector<LayerNorm> LayerNorms(const DecoderLayer& layer,
@@ -110,38 +150,28 @@ std::vector<LayerNorm> LayerNorms(const DecoderLayer& layer,
   return norms;
 }
 
-LayerCalibration::LayerCalibration(const ModelConfig& config) {
-  // In the order of LinearInput.
-  for (const uint64_t features :
-       {uint64_t{config.hidden_size}, config.query_size(),
-        uint64_t{config.hidden_size}, uint64_t{config.intermediate_size}})
+LayerCalibration::LayerCalibration(const ModelConfig& config,
+                                   const QuantizeOptions& options)
+    : options_(options) {
+  for (const uint64_t features : InputSizes(config))
     accumulators_.emplace_back(features);
 }
 
 LayerRunner::Observer LayerCalibration::Observer(ThreadPool* pool) {
   return [this, pool](LinearInput which, const float* input, size_t tokens,
                       size_t) {
-    accumulators_[static_cast<size_t>(which)].Add(input, tokens, pool);
+    accumulators_[static_cast<size_t>(which)].Add(input, tokens, &scratch_,
+                                                  pool);
   };
 }
 
-absl::Status LayerCalibration::Factor(const QuantizeOptions& options,
-                                      const std::string& layer,
-                                      ThreadPool* pool) {
-  std::array<absl::Status, kInputs> statuses;
-  pool->ParallelFor(kInputs, 1, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      absl::StatusOr<HessianFactor> factor =
-          FactorHessian(accumulators_[i].Mean(), accumulators_[i].features(),
-                        options.damping, options.act_order, layer);
-      if (factor.ok())
-        factors_[i] = *std::move(factor);
-      else
-        statuses[i] = factor.status();
-    }
-  });
-  for (const absl::Status& status : statuses) QUIRE_RETURN_IF_ERROR(status);
-  return absl::OkStatus();
+absl::StatusOr<HessianFactor> LayerCalibration::TakeFactor(
+    LinearInput input, const std::string& layer) {
+  scratch_ = {};
+  HessianAccumulator& accumulator = accumulators_[static_cast<size_t>(input)];
+  return FactorHessian(std::move(accumulator).TakeMean(),
+                       accumulator.features(), options_.damping,
+                       options_.act_order, layer);
 }
 
 uint32_t ExportedZeroOffset(const QuantizeOptions& options) {
@@ -153,37 +183,36 @@ uint32_t ExportedZeroOffset(const QuantizeOptions& options) {
 
 absl::StatusOr<std::unique_ptr<QuantizedLayer>> QuantizedLayer::Create(
     const DecoderLayer& source, const ModelConfig& config,
-    const LayerCalibration* calibration, const std::string& prefix,
+    LayerCalibration* calibration, const std::string& prefix,
     const QuantizeOptions& options, SafetensorsWriter* writer,
     ThreadPool* pool) {
   const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
   std::unique_ptr<QuantizedLayer> result(new QuantizedLayer());
   result->layer_ = source;
+  // Of the inputs that the linears at hand share: one at a time.
+  std::optional<LinearInput> factored;
+  HessianFactor factor;
   for (const LayerLinear& entry : LayerLinears()) {
     const Linear& linear = source.*entry.linear;
     const std::string name = prefix + names.*entry.module;
-    const size_t in = InFeatures(linear);
-    const size_t out = linear.out_features();
-    QUIRE_ASSIGN_OR_RETURN(const std::vector<float> weight,
-                           ReadWeight(linear, entry.rotary, config, name));
-    const SolverOptions solver = {
-        .grid = {.bits = options.bits, .sym = options.sym, .mse = options.mse},
-        .group_size = GroupSize(options, in),
-        .static_groups = options.static_groups};
-    const QuantizedLinear quantized =
-        calibration != nullptr
-            ? SolveGptq(weight, out, in, calibration->factor(entry.input),
-                        solver, pool)
-            : RoundToNearest(weight, out, in, solver, pool);
-    PackedLinear packed =
-        PackLinear(quantized, options.bits, ExportedZeroOffset(options));
+    if (calibration != nullptr && factored != entry.input) {
+      factor = {};
+      QUIRE_ASSIGN_OR_RETURN(factor,
+                             calibration->TakeFactor(entry.input, prefix));
+      factored = entry.input;
+    }
+    QUIRE_ASSIGN_OR_RETURN(
+        PackedLinear packed,
+        QuantizeLinear(linear, entry.rotary, config,
+                       factored.has_value() ? &factor : nullptr, name, options,
+                       pool));
     QUIRE_RETURN_IF_ERROR(WritePacked(packed, name, writer));
     Linear& target = result->layer_.*entry.linear;
     if (linear.bias.data != nullptr) {
       result->biases_.push_back(ReadBias(linear, entry.rotary, config));
       target.bias = {result->biases_.back().data(), DType::kF32};
-      QUIRE_RETURN_IF_ERROR(
-          ExportVector(target.bias, out, name + ".bias", writer));
+      QUIRE_RETURN_IF_ERROR(ExportVector(target.bias, linear.out_features(),
+                                         name + ".bias", writer));
     }
     result->packed_.push_back(std::make_unique<PackedLinearView>(
         std::move(packed), ExportedZeroOffset(options), pool));
@@ -200,7 +229,7 @@ void AppendLayerEntries(const DecoderLayer& source, const ModelConfig& config,
   for (const LayerLinear& entry : LayerLinears()) {
     const Linear& linear = source.*entry.linear;
     const std::string name = prefix + names.*entry.module;
-    const uint64_t in = InFeatures(linear);
+    const uint64_t in = linear.in_features();
     const uint64_t out = linear.out_features();
     const uint64_t group = GroupSize(options, in);
     const uint64_t groups = (in + group - 1) / group;

@@ -1,4 +1,8 @@
 // Quantises the linears of one decoder layer.
+//
+// What stands on the host meanwhile (layer_memory.h): the sums of the inputs
+// that were not factored yet, one factor, one matrix in float32 and its codes,
+// and the packed codes that the layer will run with.
 
 #ifndef QUIRE_MODEL_QUANTIZER_LAYER_QUANTIZER_H_
 #define QUIRE_MODEL_QUANTIZER_LAYER_QUANTIZER_H_
@@ -22,15 +26,20 @@ namespace quire {
 
 // The linears of a layer that GPTQ quantises.
 inline constexpr size_t kLayerLinears = 7;
+inline constexpr size_t kLinearInputs = 4;
 
 struct LayerLinear {
   const char* TensorNames::*module;
   Linear DecoderLayer::*linear;
   LinearInput input;
+  uint64_t (*out_features)(const ModelConfig& config);
   bool
       rotary;  // its outputs are rotated: rows may be interleaved in the source
 };
+// Those that share an input are neighbours, in the order of LinearInput.
 const std::array<LayerLinear, kLayerLinears>& LayerLinears();
+// Features of each LinearInput.
+std::array<uint64_t, kLinearInputs> InputSizes(const ModelConfig& config);
 
 // The vectors of a layer that are written as they are.
 struct LayerNorm {
@@ -41,25 +50,23 @@ struct LayerNorm {
 std::vector<LayerNorm> LayerNorms(const DecoderLayer& layer,
                                   const ModelConfig& config);
 
-// What a layer's linears see during calibration. Two passes: add the inputs of
-// every sequence, then factor.
+// What a layer's linears see during calibration: first the inputs of every
+// sequence are added, then one kind of input after another is factored, which
+// gives up its sum.
 class LayerCalibration {
  public:
-  explicit LayerCalibration(const ModelConfig& config);
+  LayerCalibration(const ModelConfig& config, const QuantizeOptions& options);
 
   // For LayerRunner::Run.
   LayerRunner::Observer Observer(ThreadPool* pool);
-  absl::Status Factor(const QuantizeOptions& options, const std::string& layer,
-                      ThreadPool* pool);
-  // REQUIRES: Factor succeeded.
-  const HessianFactor& factor(LinearInput input) const {
-    return factors_[static_cast<size_t>(input)];
-  }
+  // Once for each kind. The error names `layer`.
+  absl::StatusOr<HessianFactor> TakeFactor(LinearInput input,
+                                           const std::string& layer);
 
  private:
-  static constexpr size_t kInputs = 4;
-  std::vector<HessianAccumulator> accumulators_;
-  std::array<HessianFactor, kInputs> factors_;
+  const QuantizeOptions& options_;
+  std::vector<HessianAccumulator> accumulators_;  // by LinearInput
+  HessianScratch scratch_;
 };
 
 // The zero points of the output are stored minus this.
@@ -69,10 +76,11 @@ uint32_t ExportedZeroOffset(const QuantizeOptions& options);
 class QuantizedLayer {
  public:
   // Quantises every linear of `source` and appends its tensors under `prefix`
-  // ("model.layers.0."). `calibration` is null for round-to-nearest.
+  // ("model.layers.0."). `calibration`, which is used up, is null for
+  // round-to-nearest.
   static absl::StatusOr<std::unique_ptr<QuantizedLayer>> Create(
       const DecoderLayer& source, const ModelConfig& config,
-      const LayerCalibration* calibration, const std::string& prefix,
+      LayerCalibration* calibration, const std::string& prefix,
       const QuantizeOptions& options, SafetensorsWriter* writer,
       ThreadPool* pool);
 

@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "model/config/family.h"
 #include "model/decoder/layer_runner.h"
+#include "model/quantizer/activation_cache.h"
 #include "model/quantizer/checkpoint_export.h"
+#include "model/quantizer/layer_memory.h"
 #include "model/quantizer/layer_quantizer.h"
+#include "model/quantizer/output_folder.h"
+#include "model/quantizer/part_feed.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/paging/kv_cache.h"
 
@@ -39,16 +44,17 @@ nlohmann::json QuantizationJson(const QuantizeOptions& options) {
           {"meta", {{"quantizer", {"quire"}}}}};
 }
 
-// The hidden states of the calibration tokens, and a cache of one layer that
-// they pass through.
+// What takes the calibration tokens' hidden states through one layer after
+// another.
 class CalibrationPass {
  public:
+  // Begins with the embedding's rows. REQUIRES: the embedding is acquired.
   static absl::StatusOr<std::unique_ptr<CalibrationPass>> Create(
       Session& source, const ModelConfig* exported,
-      std::span<const std::vector<TokenId>> sequences) {
+      std::span<const std::vector<TokenId>> sequences, Bytes limit) {
     std::unique_ptr<CalibrationPass> pass(
         new CalibrationPass(source, sequences));
-    QUIRE_RETURN_IF_ERROR(pass->Initialize(exported));
+    QUIRE_RETURN_IF_ERROR(pass->Initialize(exported, limit));
     return pass;
   }
 
@@ -58,53 +64,59 @@ class CalibrationPass {
       cache_->Release(sequence_, Fence()).IgnoreError();
   }
 
+  // Host memory of the hidden states.
+  Bytes host_bytes() const { return states_->host_bytes(); }
+
   // The layer with its own weights; the hidden states stay as they are.
-  void Observe(const DecoderLayer& layer,
-               const LayerRunner::Observer& observer) {
-    ForEachSequence([&](float* states, size_t tokens) {
-      std::copy_n(states, tokens * hidden_.columns, scratch_.data);
-      Run(*original_, layer, tokens, scratch_.data, observer);
-    });
+  absl::Status Observe(const DecoderLayer& layer,
+                       const LayerRunner::Observer& observer) {
+    return states_->ForEach(ActivationCache::Access::kRead,
+                            [&](size_t batch, float* rows) {
+                              Run(*original_, layer, batch, rows, observer);
+                              return absl::OkStatus();
+                            });
   }
 
   // The quantised layer: the hidden states become its outputs.
-  void Advance(const DecoderLayer& layer) {
-    ForEachSequence([&](float* states, size_t tokens) {
-      Run(*exported_, layer, tokens, states, {});
-    });
+  absl::Status Advance(const DecoderLayer& layer) {
+    return states_->ForEach(ActivationCache::Access::kUpdate,
+                            [&](size_t batch, float* rows) {
+                              Run(*exported_, layer, batch, rows, {});
+                              return absl::OkStatus();
+                            });
   }
 
  private:
   CalibrationPass(Session& source,
                   std::span<const std::vector<TokenId>> sequences)
-      : source_(source), sequences_(sequences), workspace_(&source.runtime()) {}
+      : source_(source), sequences_(sequences) {}
 
-  absl::Status Initialize(const ModelConfig* exported) {
+  absl::Status Initialize(const ModelConfig* exported, Bytes limit) {
     const ModelConfig& config = source_.config();
-    size_t total = 0;
     size_t longest = 0;
     for (const auto& sequence : sequences_) {
       QUIRE_RETURN_IF_ERROR(CheckTokens(sequence, config.vocab_size));
-      total += sequence.size();
       longest = std::max(longest, sequence.size());
     }
-    QUIRE_ASSIGN_OR_RETURN(hidden_,
-                           workspace_.Allocate(total, config.hidden_size));
-    QUIRE_ASSIGN_OR_RETURN(scratch_,
-                           workspace_.Allocate(longest, config.hidden_size));
-    size_t row = 0;
-    for (const auto& sequence : sequences_) {
-      for (const TokenId token : sequence)
-        DequantizeRow(source_.weights().embedding(), static_cast<size_t>(token),
-                      hidden_.row(row++));
-    }
+    Runtime& runtime = source_.runtime();
+    QUIRE_ASSIGN_OR_RETURN(states_,
+                           ActivationCache::Create(&runtime, sequences_,
+                                                   config.hidden_size, limit));
+    QUIRE_RETURN_IF_ERROR(states_->ForEach(
+        ActivationCache::Access::kFill, [&](size_t batch, float* rows) {
+          for (const TokenId token : sequences_[batch]) {
+            DequantizeRow(source_.weights().embedding(),
+                          static_cast<size_t>(token), rows);
+            rows += config.hidden_size;
+          }
+          return absl::OkStatus();
+        }));
     QUIRE_ASSIGN_OR_RETURN(const KvLayout layout,
                            KvLayout::Create({.layers = 1,
                                              .kv_heads = config.kv_heads,
                                              .head_dim = config.head_dim,
                                              .dtype = KvDType::kF32},
                                             1));
-    Runtime& runtime = source_.runtime();
     QUIRE_ASSIGN_OR_RETURN(
         cache_, KvCache::Create(runtime.memory(), layout,
                                 {.max_sequence_length = longest,
@@ -126,25 +138,15 @@ class CalibrationPass {
     return absl::OkStatus();
   }
 
-  template <typename Body>
-  void ForEachSequence(const Body& body) {
-    size_t row = 0;
-    for (const auto& sequence : sequences_) {
-      body(hidden_.row(row), sequence.size());
-      row += sequence.size();
-    }
-  }
-
-  void Run(LayerRunner& runner, const DecoderLayer& layer, size_t tokens,
-           float* states, const LayerRunner::Observer& observer) {
-    runner.Run(layer, std::span(places_).first(tokens), KvDType::kF32, states,
-               /*adapters=*/{}, observer);
+  void Run(LayerRunner& runner, const DecoderLayer& layer, size_t batch,
+           float* rows, const LayerRunner::Observer& observer) {
+    runner.Run(layer, std::span(places_).first(sequences_[batch].size()),
+               KvDType::kF32, rows, /*adapters=*/{}, observer);
   }
 
   Session& source_;
   const std::span<const std::vector<TokenId>> sequences_;
-  Workspace workspace_;
-  ActivationBuffer hidden_, scratch_;
+  std::unique_ptr<ActivationCache> states_;
   std::unique_ptr<KvCache> cache_;
   SequenceId sequence_;
   KvLayerView view_;
@@ -170,17 +172,21 @@ class PlainTensors {
       AppendMatrix(names_.output, *head, entries);
   }
 
-  absl::Status Write(SafetensorsWriter* writer) const {
-    QUIRE_RETURN_IF_ERROR(
-        ExportMatrix(weights_.embedding(),
-                     absl::StrCat(names_.embedding, ".weight"), writer));
-    QUIRE_RETURN_IF_ERROR(
-        ExportVector(weights_.output_norm(), hidden_,
-                     absl::StrCat(names_.output_norm, ".weight"), writer));
-    if (const DenseMatrix* head = Head())
-      QUIRE_RETURN_IF_ERROR(
-          ExportMatrix(*head, absl::StrCat(names_.output, ".weight"), writer));
-    return absl::OkStatus();
+  // Each with its part acquired.
+  absl::Status WriteEmbedding(SafetensorsWriter* writer) const {
+    return ExportMatrix(weights_.embedding(),
+                        absl::StrCat(names_.embedding, ".weight"), writer);
+  }
+  absl::Status WriteNorm(SafetensorsWriter* writer) const {
+    return ExportVector(weights_.output_norm(), hidden_,
+                        absl::StrCat(names_.output_norm, ".weight"), writer);
+  }
+  absl::Status WriteHead(SafetensorsWriter* writer) const {
+    const DenseMatrix* const head = Head();
+    return head == nullptr
+               ? absl::OkStatus()
+               : ExportMatrix(*head, absl::StrCat(names_.output, ".weight"),
+                              writer);
   }
 
  private:
@@ -193,9 +199,9 @@ class PlainTensors {
 
   // Null where it is the embedding.
   const DenseMatrix* Head() const {
-    const auto* head = std::get_if<DenseMatrix>(&weights_.output().matrix);
-    return head != nullptr && head->data != weights_.embedding().data ? head
-                                                                      : nullptr;
+    return weights_.tied_head()
+               ? nullptr
+               : std::get_if<DenseMatrix>(&weights_.output().matrix);
   }
 
   const ModelWeights& weights_;
@@ -203,88 +209,124 @@ class PlainTensors {
   const TensorNames& names_;
 };
 
-absl::Status CheckSource(const Session& source) {
-  if (source.checkpoint().Find("rope_freqs.weight") != nullptr)
-    return absl::UnimplementedError(absl::StrCat(
-        source.checkpoint().folder(),
-        ": rope_freqs.weight has no equivalent in config.json; quantise from "
-        "the Hugging Face checkpoint of this model"));
-  if (!std::holds_alternative<DenseMatrix>(source.weights().output().matrix))
-    return absl::FailedPreconditionError(
-        absl::StrCat(source.checkpoint().folder(),
-                     ": the output head is quantised already"));
-  return absl::OkStatus();
+bool IsDense(const Linear& linear) {
+  return std::holds_alternative<DenseMatrix>(linear.matrix);
 }
 
-absl::StatusOr<QuantizeReport> WriteQuantized(
-    Session& source, const Tokenizer& tokenizer, const std::string& out,
-    std::span<const std::vector<TokenId>> calibration,
-    const QuantizeOptions& options) {
+// The tensors of the file.
+std::vector<SafetensorsEntry> Entries(const Session& source,
+                                      const PlainTensors& plain,
+                                      const QuantizeOptions& options) {
+  const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
+  std::vector<SafetensorsEntry> entries;
+  plain.AppendEntries(&entries);
+  for (uint32_t i = 0; i < source.config().layers; ++i)
+    AppendLayerEntries(source.weights().layers()[i], source.config(),
+                       names.InLayer(i, ""), options, &entries);
+  return entries;
+}
+
+Bytes TotalBytes(std::span<const SafetensorsEntry> entries) {
+  Bytes total;
+  for (const SafetensorsEntry& entry : entries) {
+    uint64_t elements = 1;
+    for (const uint64_t dimension : entry.shape) elements *= dimension;
+    total =
+        SaturatingAdd(total, BytesOf(entry.dtype, elements).value_or(Bytes(0)));
+  }
+  return total;
+}
+
+// One run over the parts of the model in their order: embedding, layers, last
+// norm, head. Of the weights one part stands on the device, and the next one
+// is on its way.
+absl::Status WriteModel(Session& source,
+                        std::span<const std::vector<TokenId>> calibration,
+                        const QuantizeOptions& options,
+                        const PlainTensors& plain, SafetensorsWriter* writer,
+                        QuantizeReport* report) {
   const double start = Seconds();
-  const bool calibrated = options.method == QuantizeMethod::kGptq;
-  const ModelWeights& weights = source.weights();
   const ModelConfig& config = source.config();
   ModelConfig exported = config;
   exported.rope.pairing = RopePairing::kHalf;
   const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
-  const PlainTensors plain(source);
+  PartFeed parts(&source.runtime(), &source.weights());
+  size_t part = 0;
 
-  std::vector<SafetensorsEntry> entries;
-  plain.AppendEntries(&entries);
-  for (uint32_t i = 0; i < config.layers; ++i)
-    AppendLayerEntries(weights.layers()[i], config, names.InLayer(i, ""),
-                       options, &entries);
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<SafetensorsWriter> writer,
-      SafetensorsWriter::Create(out + "/model.safetensors", entries,
-                                {{"format", "pt"}}));
-  QUIRE_RETURN_IF_ERROR(plain.Write(writer.get()));
-
+  QUIRE_RETURN_IF_ERROR(parts.Acquire(part));
+  QUIRE_RETURN_IF_ERROR(plain.WriteEmbedding(writer));
   std::unique_ptr<CalibrationPass> pass;
-  if (calibrated) {
+  if (options.method == QuantizeMethod::kGptq) {
     QUIRE_ASSIGN_OR_RETURN(
-        pass, CalibrationPass::Create(source, &exported, calibration));
+        pass, CalibrationPass::Create(source, &exported, calibration,
+                                      options.activation_cache));
+    report->activation_cache = pass->host_bytes();
   }
+  QUIRE_RETURN_IF_ERROR(parts.Release(part++));
+
   for (uint32_t i = 0; i < config.layers; ++i) {
-    const DecoderLayer& layer = weights.layers()[i];
+    const DecoderLayer& layer = source.weights().layers()[i];
     const std::string prefix = names.InLayer(i, "");
-    std::unique_ptr<LayerCalibration> seen;
-    if (calibrated) {
-      seen = std::make_unique<LayerCalibration>(config);
-      pass->Observe(layer, seen->Observer(&source.pool()));
-      QUIRE_RETURN_IF_ERROR(seen->Factor(options, prefix, &source.pool()));
+    QUIRE_RETURN_IF_ERROR(parts.Acquire(part));
+    std::optional<LayerCalibration> seen;
+    if (pass != nullptr) {
+      seen.emplace(config, options);
+      QUIRE_RETURN_IF_ERROR(
+          pass->Observe(layer, seen->Observer(&source.pool())));
     }
     QUIRE_ASSIGN_OR_RETURN(
         const std::unique_ptr<QuantizedLayer> quantized,
-        QuantizedLayer::Create(layer, config, seen.get(), prefix, options,
-                               writer.get(), &source.pool()));
+        QuantizedLayer::Create(layer, config, seen ? &*seen : nullptr, prefix,
+                               options, writer, &source.pool()));
+    seen.reset();
     for (const LayerNorm& norm : LayerNorms(layer, config))
-      QUIRE_RETURN_IF_ERROR(ExportVector(
-          *norm.vector, norm.size, absl::StrCat(prefix, norm.module, ".weight"),
-          writer.get()));
-    if (calibrated) pass->Advance(quantized->layer());
+      QUIRE_RETURN_IF_ERROR(
+          ExportVector(*norm.vector, norm.size,
+                       absl::StrCat(prefix, norm.module, ".weight"), writer));
+    // Its norms still run.
+    if (pass != nullptr)
+      QUIRE_RETURN_IF_ERROR(pass->Advance(quantized->layer()));
+    QUIRE_RETURN_IF_ERROR(parts.Release(part++));
     if (options.progress)
       options.progress({i + 1, config.layers, Seconds() - start});
   }
-  QUIRE_RETURN_IF_ERROR(writer->Finish());
-  QUIRE_RETURN_IF_ERROR(WriteTokenizer(source.checkpoint(), tokenizer, out));
-  // Last: a folder with a configuration is a whole checkpoint.
-  QUIRE_RETURN_IF_ERROR(
-      WriteConfig(source.checkpoint(), config,
-                  weights.layers()[0].query.bias.data != nullptr,
-                  QuantizationJson(options), out));
 
+  QUIRE_RETURN_IF_ERROR(parts.Acquire(part));
+  QUIRE_RETURN_IF_ERROR(plain.WriteNorm(writer));
+  QUIRE_RETURN_IF_ERROR(parts.Release(part++));
+  // It was written as the embedding.
+  if (source.weights().tied_head()) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(parts.Acquire(part));
+  return plain.WriteHead(writer);
+}
+
+absl::StatusOr<QuantizeReport> WriteCheckpoint(
+    Session& source, const Tokenizer& tokenizer, const std::string& folder,
+    std::span<const std::vector<TokenId>> calibration,
+    const QuantizeOptions& options) {
+  const double start = Seconds();
+  const PlainTensors plain(source);
+  const std::vector<SafetensorsEntry> entries = Entries(source, plain, options);
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<SafetensorsWriter> writer,
+      SafetensorsWriter::Create(folder + "/model.safetensors", entries,
+                                {{"format", "pt"}}));
   QuantizeReport report;
-  report.modules = config.layers * static_cast<uint32_t>(kLayerLinears);
+  QUIRE_RETURN_IF_ERROR(
+      WriteModel(source, calibration, options, plain, writer.get(), &report));
+  QUIRE_RETURN_IF_ERROR(writer->Finish());
+  QUIRE_RETURN_IF_ERROR(WriteTokenizer(source.checkpoint(), tokenizer, folder));
+  QUIRE_RETURN_IF_ERROR(
+      WriteConfig(source.checkpoint(), source.config(),
+                  source.weights().layers()[0].query.bias.data != nullptr,
+                  QuantizationJson(options), folder));
+
+  report.modules =
+      source.config().layers * static_cast<uint32_t>(kLayerLinears);
   for (const auto& sequence : calibration)
     report.calibration_tokens += sequence.size();
-  uint64_t bytes = 0;
-  for (const SafetensorsEntry& entry : entries) {
-    uint64_t elements = 1;
-    for (const uint64_t dimension : entry.shape) elements *= dimension;
-    bytes += BytesOf(entry.dtype, elements).value_or(Bytes(0)).value();
-  }
-  report.bytes = Bytes(bytes);
+  report.bytes = TotalBytes(entries);
+  report.layer = LayerMemory(source.config(), options, source.pool().threads());
   report.seconds = Seconds() - start;
   return report;
 }
@@ -304,18 +346,47 @@ absl::Status QuantizeOptions::Validate() const {
   return absl::OkStatus();
 }
 
+absl::Status CheckQuantizeSource(const Session& source) {
+  const std::string& folder = source.checkpoint().folder();
+  if (source.checkpoint().Find("rope_freqs.weight") != nullptr)
+    return absl::UnimplementedError(absl::StrCat(
+        folder,
+        ": rope_freqs.weight has no equivalent in config.json; quantise from "
+        "the Hugging Face checkpoint of this model"));
+  if (!IsDense(source.weights().output()))
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, ": the output head is quantised already"));
+  const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
+  const std::vector<DecoderLayer>& layers = source.weights().layers();
+  for (uint32_t i = 0; i < layers.size(); ++i) {
+    for (const LayerLinear& entry : LayerLinears()) {
+      if (!IsDense(layers[i].*entry.linear))
+        return absl::FailedPreconditionError(
+            absl::StrCat(folder, ": ", names.InLayer(i, names.*entry.module),
+                         " is quantised already"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckQuantizeOutput(const std::string& out) {
+  return OutputFolder::Create(out).status();
+}
+
 absl::StatusOr<QuantizeReport> QuantizeModel(
     Session& source, const Tokenizer& tokenizer, const std::string& out,
     std::span<const std::vector<TokenId>> calibration,
     const QuantizeOptions& options) {
   QUIRE_RETURN_IF_ERROR(options.Validate());
-  QUIRE_RETURN_IF_ERROR(CheckSource(source));
+  QUIRE_RETURN_IF_ERROR(CheckQuantizeSource(source));
   if (options.method == QuantizeMethod::kGptq && calibration.empty())
     return absl::InvalidArgumentError("there are no calibration tokens");
-  QUIRE_RETURN_IF_ERROR(CreateEmptyFolder(out));
-  absl::StatusOr<QuantizeReport> report =
-      WriteQuantized(source, tokenizer, out, calibration, options);
-  if (!report.ok()) RemoveExportedFiles(out);
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<OutputFolder> folder,
+                         OutputFolder::Create(out));
+  QUIRE_ASSIGN_OR_RETURN(const QuantizeReport report,
+                         WriteCheckpoint(source, tokenizer, folder->staging(),
+                                         calibration, options));
+  QUIRE_RETURN_IF_ERROR(folder->Commit());
   return report;
 }
 

@@ -114,7 +114,8 @@ class OffloadStore {
   // What was queued on `stream` so far is all that uses the unit.
   absl::Status Release(size_t visit, StreamId stream);
   // To be asked when a pass has ended, well or not, and its streams are
-  // synchronised: the error of a read that failed meanwhile, for this pass or
+  // synchronised; or within one that goes well, about the units acquired so
+  // far: the error of a read that failed meanwhile, for this pass or
   // ahead for the next one, after which what was computed is void and units are
   // fetched anew. `completed` says whether every call of the pass has
   // succeeded.

@@ -3,8 +3,11 @@
 // The calibration tokens pass through the model one layer at a time: a layer
 // sees them with its own weights to learn the curvature of its error, is
 // quantised, and passes on what the *quantised* layer gives, so that later
-// layers make up for earlier errors. On the host stand the hidden states of the
-// calibration tokens (in device memory), one layer's Hessians and one matrix.
+// layers make up for earlier errors.
+//
+// Host memory is bounded whatever the model and the text: the weights that the
+// session keeps on the host, the hidden states of the calibration tokens
+// (QuantizeOptions::activation_cache), and what one layer takes.
 
 #ifndef QUIRE_MODEL_QUANTIZER_H_
 #define QUIRE_MODEL_QUANTIZER_H_
@@ -41,6 +44,9 @@ struct QuantizeOptions {
   bool static_groups = false;
   bool mse = true;  // fit grids by squared error, not by the largest weight
   double damping = 0.01;
+  // Host memory for the hidden states of the calibration tokens, pinned buffers
+  // included.
+  Bytes activation_cache = GiB(1);
   std::function<void(const QuantizeProgress&)> progress;
 
   // kInvalidArgument that names the option at fault.
@@ -50,16 +56,26 @@ struct QuantizeOptions {
 struct QuantizeReport {
   uint32_t modules = 0;
   uint64_t calibration_tokens = 0;
-  Bytes bytes;  // of the weights written
+  Bytes bytes;             // of the weights written
+  Bytes activation_cache;  // taken of it
+  Bytes layer;             // host memory that one layer took at most
   double seconds = 0;
 };
 
+// Whether QuantizeModel can read `source` and write `out`, for who wants to
+// know before the work: plain weights; a new folder or an empty one.
+absl::Status CheckQuantizeSource(const Session& source);
+absl::Status CheckQuantizeOutput(const std::string& out);
+
 // Writes a Hugging Face folder `out` that transformers with gptqmodel loads:
-// config.json, quantize_config.json, model.safetensors and the tokenizer.
-// `source` runs plain or GGUF weights; its sequences must have been released.
-// `calibration`: sequences of at least one token each; unused by
-// kRoundToNearest. Errors: `out` exists and is not empty; a source that is
-// quantised by GPTQ already; what the disk says.
+// config.json, quantize_config.json, model.safetensors and the tokenizer. It
+// appears when it is whole; until then, and after a process that was killed,
+// there is "OUT.partial", which the next run replaces.
+// `source` runs plain or GGUF weights, wherever they are kept; its sequences
+// must have been released. `calibration`: sequences of at least one token each;
+// unused by kRoundToNearest. Errors: `out` exists and is not empty; a source
+// that is quantised already; an activation cache that is too small; what the
+// disk says.
 absl::StatusOr<QuantizeReport> QuantizeModel(
     Session& source, const Tokenizer& tokenizer, const std::string& out,
     std::span<const std::vector<TokenId>> calibration,

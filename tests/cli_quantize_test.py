@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""quire quantize as a user meets it: bounded memory, and an output that is whole
+or not there.
+
+    cli_quantize_test.py QUIRE_PROGRAM
+"""
+
+import json
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+QUIRE = sys.argv.pop(1)
+GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
+DEVICE = ["--device-memory", "1GiB"]
+SHORT = ["--group-size", "32", "--calibration-sequences", "4",
+         "--calibration-length", "48", *DEVICE]
+
+
+def run(*arguments):
+    result = subprocess.run([QUIRE, *map(str, arguments)], capture_output=True,
+                            text=True, timeout=120)
+    assert "still holds" not in result.stderr, result.stderr
+    return result
+
+
+class QuantizeTest(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.temporary.name)
+        self.model = self.model_of("plain-f32")
+
+    def tearDown(self):
+        self.temporary.cleanup()
+
+    def model_of(self, case):
+        """A golden case with a tokenizer, in a folder of its own."""
+        model = self.folder / f"{case}.model"
+        model.mkdir()
+        tokens = sorted((GOLDEN / "tokenizers").iterdir())[0]
+        files = [*(GOLDEN / case).iterdir(), tokens / "tokenizer.json"]
+        for file in files:
+            (model / file.name).write_bytes(file.read_bytes())
+        return model
+
+    def quantize(self, out, *arguments, model=None):
+        result = run("quantize", model or self.model, out, *SHORT, "--json",
+                     *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def check_fails(self, mention, *arguments):
+        result = run("quantize", *arguments)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        for text in mention:
+            self.assertIn(text, result.stderr)
+
+    def beside(self, prefix):
+        return sorted(p.name for p in self.folder.iterdir()
+                      if p.name.startswith(prefix))
+
+    def test_wherever_weights_are_kept_the_checkpoint_is_the_same(self):
+        everywhere = self.folder / "map.json"
+        layers = {f"model.layers.{i}": ("cpu", "disk")[i % 2]
+                  for i in range(json.loads((self.model / "config.json")
+                                            .read_text())["num_hidden_layers"])}
+        everywhere.write_text(json.dumps(
+            {"model.embed_tokens": "disk", "model.norm": 0, "lm_head": "cpu",
+             **layers}))
+        for method in ("gptq", "rtn"):
+            expected = None
+            for name, arguments in (
+                    ("device", ["--max-memory", "0:1GiB"]),
+                    ("host", ["--weight-cache", "1GiB"]),
+                    ("disk", ["--weight-cache", "24MiB"]),
+                    ("mixed", ["--device-map", everywhere])):
+                out = self.folder / f"{method}-{name}"
+                report = self.quantize(out, "--method", method, *arguments)
+                self.assertEqual(report["weight_cache"] > 0,
+                                 name in ("host", "mixed"), report)
+                written = (out / "model.safetensors").read_bytes()
+                expected = expected or written
+                self.assertEqual(written == expected, True, name)
+
+    def test_memory_is_what_the_command_line_says(self):
+        needed = 4 * (4 + 2) * 48 * json.loads(
+            (self.model / "config.json").read_text())["hidden_size"]
+        report = self.quantize(self.folder / "out", "--activation-cache",
+                               f"{needed}")
+        self.assertEqual(report["activation_cache"], needed)
+        self.assertGreater(report["layer"], 0)
+        self.assertGreater(report["anonymous_peak"], 0)
+        self.check_fails([str(needed), str(needed - 1)], self.model,
+                         self.folder / "none", *SHORT, "--activation-cache",
+                         f"{needed - 1}")
+        self.assertEqual(self.beside("none"), [])
+        for size in ("23MiB", "none"):
+            wrong = run("quantize", self.model, self.folder / "none",
+                        "--weight-cache", size)
+            self.assertEqual(wrong.returncode, 2, wrong.stderr)
+            self.assertIn("--weight-cache", wrong.stderr)
+
+    def test_what_fails_leaves_nothing(self):
+        source = self.model / "model.safetensors"
+        raw = bytearray(source.read_bytes())
+        length = struct.unpack("<Q", raw[:8])[0]
+        header = json.loads(raw[8:8 + length])
+        name = "model.layers.1.mlp.up_proj"
+        at = 8 + length + header[name + ".weight"]["data_offsets"][0]
+        raw[at:at + 4] = struct.pack("<f", float("nan"))
+        source.write_bytes(raw)
+        for method, mention in (("gptq", "NaN"), ("rtn", name)):
+            self.check_fails([mention], self.model, self.folder / "out",
+                             *SHORT, "--method", method)
+            self.assertEqual(self.beside("out"), [])
+
+    def test_a_model_that_is_quantized_already_is_refused_at_once(self):
+        for case in ("gptq-w4-sym", "awq-w4-g16", "fp8-row"):
+            model = self.model_of(case)
+            self.check_fails(["quantised already"], model, self.folder / "out",
+                             *SHORT)
+            self.assertEqual(self.beside("out"), [])
+
+    def test_what_is_there_stays(self):
+        out = self.folder / "out"
+        out.mkdir()
+        (out / "precious").write_text("x")
+        self.check_fails(["not empty"], self.model, out, *SHORT)
+        self.assertEqual(sorted(p.name for p in out.iterdir()), ["precious"])
+        self.assertEqual(self.beside("out"), ["out"])
+
+    def test_a_killed_run_leaves_what_the_next_one_replaces(self):
+        out = self.folder / "out"
+        process = subprocess.Popen(
+            [QUIRE, "quantize", self.model, out, "--group-size", "32",
+             "--calibration-sequences", "64", "--calibration-length", "64",
+             *DEVICE],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        # As soon as it writes; and if it should be done by then, it has
+        # written everything.
+        while process.poll() is None and not list(
+                self.folder.glob("out.partial/model.safetensors*")):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        self.assertIn(self.beside("out"), (["out"], ["out.partial"]))
+        if out.exists():
+            self.assertEqual(run("inspect", out).returncode, 0)
+            return
+        self.quantize(out)
+        self.assertEqual(self.beside("out"), ["out"])
+        self.assertEqual(run("inspect", out).returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
