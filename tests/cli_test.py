@@ -519,6 +519,25 @@ class VerbTest(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("tensor w", result.stderr)
 
+    def test_load_refuses_what_inspect_finds_wrong(self):
+        case = GOLDEN / "gptq-w4-sym"
+        for file in case.iterdir():
+            (self.folder / file.name).write_bytes(file.read_bytes())
+        self.assertEqual(run("load", self.folder).returncode, 0)
+        header, data = read_safetensors(case / "model.safetensors")
+        name = "model.layers.0.mlp.up_proj.qweight"
+        shape = header[name]["shape"]
+        header[name]["shape"] = [shape[0] * 2, shape[1] // 2]
+        write_safetensors(self.folder / "model.safetensors", header, data)
+        for verb in ("load", "inspect"):
+            result = run(verb, self.folder)
+            self.assertEqual(result.returncode, 1, verb)
+            self.assertIn(name, result.stderr)
+        # Where nothing says what it is, it is a sound file.
+        for file in ("config.json", "quantize_config.json"):
+            (self.folder / file).write_text("{}")
+        self.assertEqual(run("load", self.folder).returncode, 0)
+
     def test_logits_are_a_numpy_file(self):
         case = golden_case("plain")
         output = self.folder / "out.npy"

@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 using testing::Contains;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 // Small pages, so that the small models take many.
 SessionOptions Options(Bytes device_memory) {
@@ -134,6 +135,18 @@ TEST(PlanAdviceTest, SaysWhatIsMissing) {
     EXPECT_EQ(batch.sequences, 0u) << batch.tokens;
   }
   EXPECT_THAT(Plan(cases.front(), Options(MiB(64))).advice, IsEmpty());
+}
+
+TEST(PlanAdviceTest, WhatIsQuantizedIsNotToBeQuantizedAgain) {
+  for (const fs::path& folder :
+       FindGoldenCases(fs::path(QUIRE_SOURCE_DIR) / "tests/golden",
+                       {"gptq-w8-sym", "fp8-row", "ct-int8-asym"})) {
+    SCOPED_TRACE(folder.filename());
+    const ModelPlan plan = Plan(folder, Options(KiB(256)));
+    EXPECT_FALSE(plan.fits);
+    EXPECT_THAT(plan.advice, Contains(HasSubstr("are missing")));
+    EXPECT_THAT(plan.advice, Not(Contains(HasSubstr("quire quantize"))));
+  }
 }
 
 // What is advised is true: with it, the plan fits.

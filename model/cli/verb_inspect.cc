@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "model/cli/inspection.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
 #include "quire/alloc/status_macros.h"
@@ -182,9 +183,15 @@ void DescribeTokenizer(const std::string& model, const Checkpoint& checkpoint,
   }
 }
 
+// With nothing looked at.
+Inspection StartInspection(const std::string& path) {
+  return {
+      {{"path", path}, {"defects", json::array()}, {"warnings", json::array()}},
+      absl::OkStatus()};
+}
+
 Inspection InspectCheckpoint(const std::string& model) {
-  Inspection inspection;
-  inspection.report = {{"path", model}, {"defects", json::array()}};
+  Inspection inspection = StartInspection(model);
   const absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint =
       Checkpoint::Open(model);
   if (!checkpoint.ok()) {
@@ -238,6 +245,16 @@ absl::Status Inspect(const InspectOptions& options) {
 }
 
 }  // namespace
+
+absl::Status CheckDescribedModel(const Checkpoint& checkpoint) {
+  if (checkpoint.format() == CheckpointFormat::kSafetensors &&
+      !checkpoint.config().contains("model_type"))
+    return absl::OkStatus();
+  Inspection inspection = StartInspection(checkpoint.folder());
+  DescribeQuantization(checkpoint, &inspection);
+  DescribeModel(checkpoint, &inspection);
+  return inspection.first_defect;
+}
 
 void AddInspectVerb(CLI::App* app, Action* chosen) {
   auto options = std::make_shared<InspectOptions>();

@@ -10,6 +10,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "model/cli/inspection.h"
 #include "model/cli/memory_output.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
@@ -54,6 +55,8 @@ absl::Status CompareWithManifest(
 absl::Status Load(LoadOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                          Checkpoint::Open(options.model));
+  // Whose tensors do not fit each other is not worth the time.
+  QUIRE_RETURN_IF_ERROR(CheckDescribedModel(*checkpoint));
   options.device.backing = options.backing == "memory";
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
                          CreateRuntime(options.device));

@@ -12,6 +12,7 @@
 #include "model/engine/reservation.h"
 #include "quire/alloc/runtime.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quantization.h"
 #include "quire/paging/kv_layout.h"
 
 namespace quire {
@@ -256,8 +257,16 @@ std::vector<PlannedBatch> Batches(const KvRoom& room, uint64_t max_model_len) {
   return batches;
 }
 
+// Whether `quire quantize` takes the model: it rounds plain weights only.
+absl::StatusOr<bool> CanBeQuantized(const Checkpoint& checkpoint) {
+  QUIRE_ASSIGN_OR_RETURN(const QuantizedModules quantized,
+                         FindQuantizedModules(checkpoint));
+  return quantized.gptq.empty() && quantized.scaled.empty();
+}
+
 std::vector<std::string> Advise(const ModelPlan& plan, const Outlook& outlook,
-                                const SessionOptions& options) {
+                                const SessionOptions& options,
+                                bool can_be_quantized) {
   std::vector<std::string> advice;
   for (const DeviceLayers& part : outlook.reservation.layers) {
     const DevicePlan& device =
@@ -285,7 +294,7 @@ std::vector<std::string> Advise(const ModelPlan& plan, const Outlook& outlook,
   }
   const Bytes four_bits(static_cast<uint64_t>(
       static_cast<double>(plan.parameters) * kBitsOfFourBitWeights / 8));
-  if (four_bits < plan.weights) {
+  if (can_be_quantized && four_bits < plan.weights) {
     advice.push_back(absl::StrFormat(
         "quire quantize --bits 4 takes the weights from %s to about %s",
         FormatBytes(plan.weights), FormatBytes(four_bits)));
@@ -375,7 +384,9 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
   QUIRE_ASSIGN_OR_RETURN(plan.alternatives,
                          FindAlternatives(checkpoint, config, options, limits,
                                           plan.max_model_len));
-  plan.advice = Advise(plan, outlook, options);
+  QUIRE_ASSIGN_OR_RETURN(const bool can_be_quantized,
+                         CanBeQuantized(checkpoint));
+  plan.advice = Advise(plan, outlook, options, can_be_quantized);
   return plan;
 }
 
