@@ -85,7 +85,8 @@ absl::StatusOr<GptqConfig> GptqConfig::Parse(const Checkpoint& checkpoint) {
                    [](const JsonFields& f, std::string_view field) {
                      return f.GetString(field);
                    }));
-    config.zeros_are_v2_ = layout == "gptq_v2";
+    if (layout == "gptq_p") config.packing_ = GptqPacking::kPlanar;
+    config.zeros_are_v2_ = layout != "gptq";
   }
   QUIRE_ASSIGN_OR_RETURN(config.defaults_, ParseDefaults(fields, awq));
 

@@ -126,7 +126,8 @@ TEST_F(GptqConfigTest, RefusesOtherFormatsByName) {
       {R"({"quant_method":"mdbf"})", "multi-level"},
       {R"({"quant_method":"intel/auto-round"})", "auto_gptq"},
       {R"({"quant_method":"made-up"})", "not a known quantisation format"},
-      {R"({"quant_method":"gptq","checkpoint_format":"gptq_p"})", "planar"},
+      {R"({"quant_method":"gptq","checkpoint_format":"gptq_p","bits":5})",
+       "only the planar format has"},
       {R"({"quant_method":"gptq","format":"marlin"})", "Marlin"},
       {R"({"is_marlin_format":true})", "Marlin"},
       {R"({"checkpoint_format":"bitblas"})", "BitBLAS"},
@@ -174,6 +175,14 @@ TEST_F(GptqConfigTest, DynamicOverridesTakeTheFirstMatchInTheOrderOfTheFile) {
   EXPECT_EQ(Module(config, "model.layers.2.mlp.down_proj").bits, 4);
   EXPECT_EQ(Module(config, "lm_head").bits, 8);
   EXPECT_EQ(Module(config, "lm_head").group_size, -1);
+}
+
+TEST_F(GptqConfigTest, ThePlanarLayoutStoresZerosAsTheyAre) {
+  const GptqConfig config = Parsed(
+      R"({"quant_method":"gptq","checkpoint_format":"gptq_p","bits":3})");
+  EXPECT_EQ(config.packing(), GptqPacking::kPlanar);
+  EXPECT_TRUE(config.zeros_are_v2());
+  EXPECT_EQ(config.defaults().bits, 3);
 }
 
 TEST_F(GptqConfigTest, TheOrderOfOverlappingPatternsIsThatOfTheFile) {

@@ -53,6 +53,7 @@ class ModuleChecker {
     } else {
       QUIRE_RETURN_IF_ERROR(FindSizes());
       QUIRE_RETURN_IF_ERROR(CheckQweight());
+      QUIRE_RETURN_IF_ERROR(CheckPlanes());
     }
     QUIRE_RETURN_IF_ERROR(CheckGroups());
     return CheckBiasTensor(checkpoint_, module_.bias, module_.out_features);
@@ -185,6 +186,19 @@ class ModuleChecker {
                  absl::StrCat(Inputs(), " with bits = ", module_.settings.bits,
                               " (", config_.where(), ") need ",
                               needed.value_or(0), " rows", hint));
+  }
+
+  // Planes are of 32 codes.
+  absl::Status CheckPlanes() const {
+    if (module_.packing != GptqPacking::kPlanar ||
+        (module_.in_features % kWordBits == 0 &&
+         module_.out_features % kWordBits == 0))
+      return absl::OkStatus();
+    return Error(
+        *module_.qweight,
+        absl::StrCat(Inputs(), " and ", module_.out_features,
+                     " outputs; in the planar layout (", config_.where(),
+                     ") both are multiples of ", kWordBits));
   }
 
   absl::Status CheckGroups() {

@@ -72,11 +72,10 @@ constexpr Format kMethods[] = {
 };
 
 // checkpoint_format, of those that are read.
-constexpr std::string_view kGptqLayouts[] = {"gptq", "gptq_v2"};
+constexpr std::string_view kGptqLayouts[] = {"gptq", "gptq_v2", "gptq_p"};
 
 // checkpoint_format, of the others.
 constexpr Format kLayouts[] = {
-    {"gptq_p", "GPTQModel's planar packing", kSaveAsGptq},
     {"marlin", "Marlin's packing", kSaveAsGptq},
     {"bitblas", "BitBLAS's packing", kSaveAsGptq},
     {"qqq", "QQQ's packing", kSaveAsGptq},

@@ -69,6 +69,18 @@ void DescribeFiles(const Checkpoint& checkpoint, json* report) {
   (*report)["warnings"] = checkpoint.warnings();
 }
 
+const char* LayoutName(const GptqConfig& config) {
+  switch (config.packing()) {
+    case GptqPacking::kAwq:
+      return "gemm";
+    case GptqPacking::kPlanar:
+      return "gptq_p";
+    case GptqPacking::kGptq:
+      break;
+  }
+  return config.zeros_are_v2() ? "gptq_v2" : "gptq";
+}
+
 json DescribeGptq(const QuantizedModules& quantized) {
   const GptqConfig& config = *quantized.gptq_config;
   std::set<int> bits;
@@ -77,9 +89,7 @@ json DescribeGptq(const QuantizedModules& quantized) {
     bits.insert(module.settings.bits);
     group_sizes.insert(module.settings.group_size);
   }
-  return {{"checkpoint_format", config.packing() == GptqPacking::kAwq ? "gemm"
-                                : config.zeros_are_v2() ? "gptq_v2"
-                                                        : "gptq"},
+  return {{"checkpoint_format", LayoutName(config)},
           {"modules", quantized.gptq.size()},
           {"bits", bits},
           {"group_sizes", group_sizes},

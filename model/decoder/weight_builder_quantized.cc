@@ -6,10 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "model/decoder/gptq_weights.h"
 #include "model/decoder/weight_builder.h"
+#include "model/ops/planar_repack.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
+
+constexpr size_t kPlanarBlock = 32;  // codes that are cut into planes together
 
 struct MatrixSize {
   uint64_t out_features;
@@ -154,6 +157,12 @@ absl::Status WeightBuilder::FinishGptq(const PendingGptq& pending,
                    matrix->out_features, pool);
     RepackAwqZeros(const_cast<uint32_t*>(matrix->qzeros),
                    module.qzeros->elements());
+  } else if (module.packing == GptqPacking::kPlanar) {
+    RepackPlanar(const_cast<uint32_t*>(matrix->qweight), matrix->bits,
+                 matrix->in_features / kPlanarBlock, matrix->out_features,
+                 pool);
+    RepackPlanar(const_cast<uint32_t*>(matrix->qzeros), matrix->bits,
+                 matrix->groups * matrix->out_features / kPlanarBlock, 1, pool);
   }
   if (!rows.order.empty()) {
     QUIRE_ASSIGN_OR_RETURN(matrix->input_order, Upload(rows.order));

@@ -20,7 +20,7 @@ BASE = {
     "gguf": False, "lora": None, "lora_dtype": "float32",
 }
 GPTQ = {"bits": 4, "group_size": 32, "sym": True, "act_order": False,
-        "v2": False, "g_idx": True}
+        "v2": False, "g_idx": True, "planar": False}
 GREEDY_TOKENS = 12
 # (top 1 - top 2) / (max - min): rounding in float32 moves far less.
 MIN_MARGIN = 0.012
@@ -75,6 +75,13 @@ CASES = {
                                  {"bits": 3, "sym": False, "v2": True}),
     "gptq-w8-sym": quantized("8 bits, symmetric, transformers 5 config",
                              {"bits": 8}, config=5, tied=True),
+    "gptq-w3-planar": quantized(
+        "planar layout, 3 bits: two planes, in act-order",
+        {"bits": 3, "sym": False, "v2": True, "planar": True,
+         "act_order": True}),
+    "gptq-w4-planar": quantized(
+        "planar layout, 4 bits: one plane, which is the usual layout",
+        {"v2": True, "planar": True}),
     "gptq-w4-act-order": quantized("desc_act with a permuted g_idx",
                                    {"act_order": True, "sym": False}),
     "gptq-w4-no-g-idx": quantized("no g_idx: row k is of group k / 32",
@@ -203,7 +210,8 @@ def stored_tensors(case, weights, rng):
     if options and module.endswith("_proj"):
       modules[module] = gptq.quantize_module(
           weight, options["bits"], options["group_size"], options["sym"],
-          options["act_order"], options["g_idx"], not options["v2"], rng)
+          options["act_order"], options["g_idx"], not options["v2"], rng,
+          options["planar"])
       for part, tensor in modules[module].items():
         if part != "rows":
           stored[f"{module}.{part}"] = torch.from_numpy(tensor)
@@ -212,13 +220,13 @@ def stored_tensors(case, weights, rng):
     else:
       stored[name] = torch.from_numpy(weight).to(dtype)
 
-  def meaning(stored_minus_one):
+  def meaning(stored_minus_one, planar=options and options["planar"]):
     result = {name: tensor.float() for name, tensor in stored.items()
               if name in weights}
     for module, tensors in modules.items():
       result[f"{module}.weight"] = torch.from_numpy(
           gptq.dequantize(tensors, options["bits"], options["group_size"],
-                          stored_minus_one))
+                          stored_minus_one, planar))
     return result
 
   return stored, meaning
@@ -256,7 +264,8 @@ def quantize_config(options):
   return {"bits": options["bits"], "group_size": options["group_size"],
           "desc_act": options["act_order"], "sym": options["sym"],
           "lm_head": False, "quant_method": "gptq",
-          "checkpoint_format": "gptq_v2" if options["v2"] else "gptq",
+          "checkpoint_format": "gptq_p" if options["planar"]
+                               else "gptq_v2" if options["v2"] else "gptq",
           "true_sequential": True}
 
 
@@ -361,6 +370,10 @@ def write(name, folder):
     wrong = logits_of(reference_model(config, meaning(not v1)), prompt)
     error_if["zero points read as " + ("v2" if v1 else "v1")] = round(
         relative_error(wrong, logits), 4)
+    if options["planar"] and len(gptq.PLANES[options["bits"]]) > 1:
+      wrong = logits_of(reference_model(config, meaning(v1, False)), prompt)
+      error_if["planes read as one string of bits"] = round(
+          relative_error(wrong, logits), 4)
   if case["rope"]:
     without = {k: v for k, v in config.items()
                if k not in ("rope_scaling", "rope_parameters")}

@@ -30,6 +30,34 @@ def unpack(words, bits, n):
   return (string << np.arange(bits)[None, :, None]).sum(axis=1)
 
 
+# GPTQModel's planar layout, gptq_p (its docs/gptq_planar.md): 32 codes are cut
+# into planes, these widths from the lowest bit up, and each plane is packed by
+# itself.
+PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}
+
+
+def pack_planar(codes, bits):
+  """The same sizes as of pack; n is a multiple of 32."""
+  words = []
+  for block in codes.reshape(-1, 32, codes.shape[1]):
+    for width in PLANES[bits]:
+      words.append(pack(block & (2**width - 1), width))
+      block = block >> width
+  return np.concatenate(words)
+
+
+def unpack_planar(words, bits, n):
+  blocks = []
+  for block in words.reshape(n // 32, bits, words.shape[1]):
+    codes, offset = 0, 0
+    for width in PLANES[bits]:
+      plane = np.ascontiguousarray(block[offset:offset + width])
+      codes = codes + (unpack(plane, width, 32) << offset)
+      offset += width
+    blocks.append(codes)
+  return np.concatenate(blocks)
+
+
 def quantize(weight, bits, group_size, symmetric, act_order, rng):
   """`weight` [out, in] to codes [in, out], zeros [groups, out], scales in
   float16 [groups, out] and the group of every row."""
@@ -61,13 +89,15 @@ def quantize(weight, bits, group_size, symmetric, act_order, rng):
   return codes, zeros, scales, group_of_row
 
 
-def dequantize(tensors, bits, group_size, stored_minus_one):
+def dequantize(tensors, bits, group_size, stored_minus_one, planar=False):
   """[out, in] in float32, from the tensors of one module and nothing else."""
   scales = tensors["scales"].astype(np.float32)
   groups, columns = scales.shape
   rows = tensors["rows"]
-  codes = unpack(tensors["qweight"], bits, rows)
-  zeros = unpack(tensors["qzeros"].T, bits, columns).T
+  unpack_codes = unpack_planar if planar else unpack
+  codes = unpack_codes(tensors["qweight"], bits, rows)
+  zeros = unpack_codes(np.ascontiguousarray(tensors["qzeros"].T), bits,
+                       columns).T
   if stored_minus_one:
     zeros = (zeros + 1) % 2**bits
   group_of_row = tensors.get("g_idx")
@@ -79,15 +109,16 @@ def dequantize(tensors, bits, group_size, stored_minus_one):
 
 
 def quantize_module(weight, bits, group_size, symmetric, act_order, with_g_idx,
-                    stored_minus_one, rng):
+                    stored_minus_one, rng, planar=False):
   """The tensors of one module. "rows" is no tensor: the count that the shape
   of qweight may leave open."""
   codes, zeros, scales, group_of_row = quantize(weight, bits, group_size,
                                                 symmetric, act_order, rng)
   stored = zeros - 1 if stored_minus_one else zeros
+  pack_codes = pack_planar if planar else pack
   tensors = {
-      "qweight": pack(codes, bits),
-      "qzeros": pack(stored.T, bits).T.copy(),
+      "qweight": pack_codes(codes, bits),
+      "qzeros": pack_codes(stored.T, bits).T.copy(),
       "scales": scales,
       "rows": codes.shape[0],
   }

@@ -14,6 +14,11 @@
 // Checkpoints of format "gptq" (v1, also the meaning of a missing field) store
 // zero - 1, modulo 2^b in every field; "gptq_v2" stores zero.
 //
+// "gptq_p" (GPTQModel's docs/gptq_planar.md) stores zero too, and cuts every 32
+// codes into planes, the low bits first, each of which is a bit string: 3 bits
+// are 2 words of 2 bits each and 1 word of the highest ones. K and N are
+// multiples of 32; 2, 4 and 8 bits are one plane, and so as in gptq_v2.
+//
 // AWQ's GEMM layout (AutoAWQ's awq/modules/linear/gemm.py) says the same with 4
 // bits, packed along the outputs:
 //   qweight I32 [K, N/8]   nibble i of word w is column 8*w + kAwqOrder[i]
@@ -39,7 +44,7 @@ namespace quire {
 class GptqOverrides;
 class OneCompSettings;
 
-enum class GptqPacking : uint8_t { kGptq, kAwq };
+enum class GptqPacking : uint8_t { kGptq, kPlanar, kAwq };
 // The column of a word, 0 to 7, that stands in each nibble of AWQ's words.
 inline constexpr int kAwqOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
@@ -62,7 +67,7 @@ class GptqConfig {
   static absl::StatusOr<GptqConfig> Parse(const Checkpoint& checkpoint);
 
   GptqPacking packing() const { return packing_; }
-  // Zero points are stored as they are: gptq_v2, and AWQ.
+  // Zero points are stored as they are: gptq_v2, gptq_p, and AWQ.
   bool zeros_are_v2() const { return zeros_are_v2_; }
   const GptqSettings& defaults() const { return defaults_; }
   // With the overrides for `module` ("model.layers.0.self_attn.q_proj");
