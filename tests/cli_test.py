@@ -379,6 +379,40 @@ class VerbTest(unittest.TestCase):
         self.assertEqual(plan["adapters"][0]["name"], "adapter")
         self.assertGreater(plan["adapters"][0]["bytes"], 0)
 
+    def test_the_adapter_that_belongs_to_a_model_is_applied(self):
+        case = GOLDEN / "lora-patterns"
+        expect = json.loads((case / "expect.json").read_text())
+        prompt = ",".join(map(str, expect["prompt"]))
+        greedy = ["--tokens", prompt, "--temperature", "0", "--max-new-tokens",
+                  len(expect["greedy"]), "--ignore-eos", "--json", *EXACT]
+        for place in ("lora_adapter", "."):
+            model = self.folder / f"with-{place}"
+            (model / place).mkdir(parents=True)
+            for file in case.iterdir():
+                if file.is_file():
+                    (model / file.name).write_bytes(file.read_bytes())
+            for file in (case / "adapter").iterdir():
+                (model / place / file.name).write_bytes(file.read_bytes())
+            answer = run("generate", model, *greedy)
+            self.assertEqual(answer.returncode, 0, answer.stderr)
+            self.assertIn("belongs to the model", answer.stderr)
+            self.assertEqual(json.loads(answer.stdout)["tokens"],
+                             expect["greedy"], place)
+            self.assertEqual(
+                len(self.run_json("plan", model, "--json")["adapters"]), 1)
+            base = self.run_json("generate", case, *greedy)["tokens"]
+            self.assertNotEqual(base, expect["greedy"])
+            self.assertEqual(
+                self.run_json("generate", model, "--adapter", "none",
+                              *greedy)["tokens"], base, place)
+            written = [self.folder / f"{name}.npy" for name in ("own", "given")]
+            for output, arguments in zip(
+                    written, ([], ["--adapter", case / "adapter"])):
+                result = run("logits", model, "--tokens", prompt, "--output",
+                             output, *arguments, *EXACT)
+                self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(*(output.read_bytes() for output in written))
+
     def test_an_adapter_that_is_none_is_refused_in_one_line(self):
         case = golden_case("lora-patterns")
         for folder, mention in ((case, "adapter_config.json"),

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string_view>
 #include <system_error>
 
@@ -14,6 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "model/cli/memory_output.h"
 #include "model/cli/output.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/loader/quantization.h"
 
 namespace quire {
 namespace {
@@ -137,6 +140,28 @@ CLI::Option* AddAdapterOption(CLI::App* app, std::vector<std::string>* folders,
   return app->add_option("--adapter", *folders, help)->allow_extra_args(false);
 }
 
+absl::Status ChooseOwnAdapter(const std::string& model,
+                              std::vector<std::string>* folders) {
+  if (!folders->empty()) return absl::OkStatus();
+  std::error_code ignored;
+  for (const std::string& folder : {model + "/lora_adapter", model}) {
+    if (!std::filesystem::exists(folder + "/adapter_config.json", ignored))
+      continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
+                           Checkpoint::Open(model));
+    QUIRE_ASSIGN_OR_RETURN(const QuantizedModules quantized,
+                           FindQuantizedModules(*checkpoint));
+    if (quantized.method != QuantizationMethod::kGptq) break;
+    folders->push_back(folder);
+    PrintWarning(absl::StrCat("the adapter in ", folder,
+                              " belongs to the model and is applied; "
+                              "--adapter ",
+                              kNoAdapter, " runs the model without it"));
+    break;
+  }
+  return absl::OkStatus();
+}
+
 std::vector<AdapterSource> NameAdapters(
     const std::vector<std::string>& folders) {
   std::vector<AdapterSource> sources;
@@ -147,7 +172,7 @@ std::vector<AdapterSource> NameAdapters(
         [&](const AdapterSource& source) { return source.*field == value; });
   };
   for (const std::string& folder : folders) {
-    if (has(&AdapterSource::folder, folder)) continue;
+    if (folder == kNoAdapter || has(&AdapterSource::folder, folder)) continue;
     std::filesystem::path path(folder);
     if (path.filename().empty()) path = path.parent_path();
     std::string last = path.filename().string();

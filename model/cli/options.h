@@ -42,6 +42,14 @@ void AddKvCacheOptions(CLI::App* app, SessionOptions* options);
 // --adapter: folders of LoRA adapters.
 CLI::Option* AddAdapterOption(CLI::App* app, std::vector<std::string>* folders,
                               const std::string& help);
+// In place of an adapter's folder: the base model.
+inline constexpr char kNoAdapter[] = "none";
+// Where none is chosen, chooses the adapter that belongs to `model`, and says
+// so. OneComp leaves such a one in lora_adapter/, or beside the weights, since
+// nothing can be merged into the codes of GPTQ, and its own loader applies it.
+// Errors: those of reading the model's index.
+absl::Status ChooseOwnAdapter(const std::string& model,
+                              std::vector<std::string>* folders);
 // The distinct adapters among `folders`, each under a name of its own: the last
 // part of its folder, with a number where another one has that.
 std::vector<AdapterSource> NameAdapters(

@@ -45,9 +45,6 @@ struct GenerateOptions {
   bool json = false;
 };
 
-// In place of an adapter's folder.
-constexpr char kNoAdapter[] = "none";
-
 struct Prompt {
   std::string title;
   std::vector<TokenId> tokens;
@@ -175,9 +172,8 @@ absl::Status Generate(GenerateOptions options) {
                          ReadPrompts(options, text));
 
   options.session.streaming.progress = LoadProgressLine();
-  std::vector<std::string> folders = options.adapters;
-  std::erase(folders, kNoAdapter);
-  options.session.adapters = NameAdapters(folders);
+  QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
+  options.session.adapters = NameAdapters(options.adapters);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(options.model, options.session));
   PrintModelWarnings(*session);

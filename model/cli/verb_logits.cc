@@ -25,12 +25,13 @@ absl::Status Logits(LogitsOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens,
                          ParseTokens(options.tokens));
   options.session.streaming.progress = LoadProgressLine();
+  QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
   options.session.adapters = NameAdapters(options.adapters);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(options.model, options.session));
   PrintModelWarnings(*session);
   AdapterId adapter;
-  if (!options.adapters.empty()) {
+  if (!options.session.adapters.empty()) {
     QUIRE_ASSIGN_OR_RETURN(
         adapter, FindAdapter(session->adapters(), options.adapters.front()));
   }
@@ -58,7 +59,8 @@ void AddLogitsVerb(CLI::App* app, Action* chosen) {
   verb->add_option("--output", options->output,
                    "File to write: [tokens, vocab]")
       ->required();
-  AddAdapterOption(verb, &options->adapters, "Folder of a LoRA adapter")
+  AddAdapterOption(verb, &options->adapters,
+                   "Folder of a LoRA adapter, or 'none': the base model")
       ->expected(1);
   AddSessionOptions(verb, &options->session);
   AddKvCacheOptions(verb, &options->session);

@@ -194,6 +194,7 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
 }
 
 absl::Status Plan(PlanOptions options) {
+  QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
   options.session.adapters = NameAdapters(options.adapters);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                          HasNoWeights(options.model)
