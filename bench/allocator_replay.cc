@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -28,6 +26,7 @@
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/trace_formats.h"
 #include "quire/alloc/trace_replay.h"
+#include "quire/loader/regular_file.h"
 
 namespace quire {
 namespace {
@@ -90,14 +89,10 @@ absl::StatusOr<TraceReplayResult> PlayOnce(const Options& options,
   return result;
 }
 
-absl::StatusOr<Result> PlayFile(const Options& options,
-                                const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream contents;
-  contents << file.rdbuf();
-  if (!file) return absl::NotFoundError("cannot be read");
+absl::StatusOr<Result> Play(const Options& options, const std::string& path,
+                            const std::string& contents) {
   QUIRE_ASSIGN_OR_RETURN(const AllocationTrace trace,
-                         ReadAllocationTrace(contents.str()));
+                         ReadAllocationTrace(contents));
   Result result;
   result.file = path;
   result.events = trace.events.size();
@@ -109,6 +104,17 @@ absl::StatusOr<Result> PlayFile(const Options& options,
       static_cast<double>(timed.nanoseconds) /
       static_cast<double>(std::max<uint64_t>(timed.operations, 1));
   return result;
+}
+
+// Errors name the file.
+absl::StatusOr<Result> PlayFile(const Options& options,
+                                const std::string& path) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadRegularFile(path));
+  absl::StatusOr<Result> result = Play(options, path, contents);
+  if (result.ok()) return result;
+  return absl::Status(
+      result.status().code(),
+      absl::StrCat(path, ": ", std::string(result.status().message())));
 }
 
 nlohmann::json ToJson(const Result& result) {
@@ -193,7 +199,7 @@ int Main(int argc, char** argv) {
   for (const std::string& path : options.files) {
     const absl::StatusOr<Result> result = PlayFile(options, path);
     if (!result.ok()) {
-      std::cerr << path << ": " << result.status().message() << "\n";
+      std::cerr << result.status().message() << "\n";
       return 1;
     }
     results.push_back(*result);

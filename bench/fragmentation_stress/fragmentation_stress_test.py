@@ -147,7 +147,7 @@ class FragmentationStressTest(unittest.TestCase):
         self.assertIn("trace.csv: line 2", ran.stderr)
         ran = run("--trace", str(self.folder / "none"))
         self.assertEqual(ran.returncode, 1)
-        self.assertIn("none: cannot be read", ran.stderr)
+        self.assertIn("none: cannot open", ran.stderr)
 
 
 if __name__ == "__main__":

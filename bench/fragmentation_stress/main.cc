@@ -6,10 +6,8 @@
 // how far that is true.
 
 #include <cstdint>
-#include <fstream>
 #include <iostream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +25,7 @@
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/trace_formats.h"
 #include "quire/alloc/units.h"
+#include "quire/loader/regular_file.h"
 
 namespace quire {
 namespace {
@@ -66,13 +65,8 @@ absl::StatusOr<Bytes> ParseSize(const char* option, const std::string& text) {
 }
 
 absl::StatusOr<NamedTrace> ReadTrace(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream contents;
-  contents << file.rdbuf();
-  if (!file) {
-    return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  }
-  absl::StatusOr<AllocationTrace> trace = ReadAllocationTrace(contents.str());
+  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadRegularFile(path));
+  absl::StatusOr<AllocationTrace> trace = ReadAllocationTrace(contents);
   if (!trace.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": ", std::string(trace.status().message())));

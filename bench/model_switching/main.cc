@@ -13,7 +13,6 @@
 #include <functional>
 #include <iostream>
 #include <map>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +31,7 @@
 #include "bench/progress.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/regular_file.h"
 
 namespace quire {
 namespace {
@@ -40,14 +40,6 @@ constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
 
 using Workloads = std::map<std::string, Workload>;
-
-absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream contents;
-  contents << file.rdbuf();
-  if (file) return contents.str();
-  return absl::NotFoundError(absl::StrCat(path.string(), ": cannot be read"));
-}
 
 absl::Status WriteFile(const std::string& path, const std::string& contents) {
   std::ofstream file(path, std::ios::binary);
@@ -68,7 +60,8 @@ absl::Status InFile(const absl::Status& status,
 // Those that were asked for by name, or all.
 absl::StatusOr<std::vector<Scenario>> ReadChosen(
     const SwitchingArguments& arguments) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadFile(arguments.file));
+  QUIRE_ASSIGN_OR_RETURN(const std::string contents,
+                         ReadRegularFile(arguments.file));
   absl::StatusOr<std::vector<Scenario>> scenarios = ReadScenarios(contents);
   QUIRE_RETURN_IF_ERROR(InFile(scenarios.status(), arguments.file));
   if (arguments.names.empty()) return scenarios;
@@ -100,7 +93,8 @@ absl::Status ReadWorkloadInto(const std::filesystem::path& folder,
                               const std::string& name, Workloads* workloads) {
   if (workloads->contains(name)) return absl::OkStatus();
   const std::filesystem::path path = folder / (name + ".csv");
-  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadFile(path));
+  QUIRE_ASSIGN_OR_RETURN(const std::string contents,
+                         ReadRegularFile(path.string()));
   absl::StatusOr<Workload> workload = ReadWorkload(contents);
   QUIRE_RETURN_IF_ERROR(InFile(workload.status(), path));
   (*workloads)[name] = *std::move(workload);

@@ -171,8 +171,8 @@ class ModelSwitchingTest(unittest.TestCase):
                 ((file, "--policies", "glibc"), 2, 'no policy "glibc"'),
                 ((file, "--disk-rate", "fast"), 2, '--disk-rate "fast"'),
                 ((file, "--scenario", "night"), 1, "there are day"),
-                ((file, "--traces", "/nowhere"), 1, "a.csv: cannot be read"),
-                (("/nowhere/s.json",), 1, "s.json: cannot be read")):
+                ((file, "--traces", "/nowhere"), 1, "a.csv: cannot open"),
+                (("/nowhere/s.json",), 1, "s.json: cannot open")):
             with self.subTest(arguments):
                 ran = run(*arguments)
                 self.assertEqual((ran.returncode, ran.stdout), (status, ""))

@@ -87,7 +87,7 @@ class TraceTest(unittest.TestCase):
         for arguments, status, message in (
                 (("--device-memory", "much"), 2, "'much' is no size"),
                 (("--context", "0"), 2, "--context"),
-                (("--trace", self.folder / "none"), 1, "none: cannot be read"),
+                (("--trace", self.folder / "none"), 1, "none: cannot open"),
                 (("--trace", self.trace, "--policies", "x"), 1,
                  "there are quire"),
                 (("--model", self.folder / "none"), 1, "none")):

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/regular_file.h"
 
 namespace quire {
 namespace {
@@ -64,9 +63,7 @@ uint64_t Nanoseconds(double microseconds) {
 }  // namespace
 
 absl::StatusOr<CostModel> CostModel::Read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path));
   return Parse(text, path);
 }
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -16,6 +14,7 @@
 #include "bench/serving/trace_lines.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/json_text.h"
 
 namespace quire {
 namespace {
@@ -72,11 +71,7 @@ struct Lengths {
 using Dataset = std::map<double, Lengths>;  // by the start of the window
 
 absl::StatusOr<Dataset> ReadDataset(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const auto root =
-      nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  QUIRE_ASSIGN_OR_RETURN(const nlohmann::json root, ReadJsonText(path));
   if (!root.is_object())
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": is no JSON object"));

@@ -150,9 +150,9 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
       ->check(CLI::IsMember({"youngest", "lru", "page-aware"}))
       ->capture_default_str();
   app->add_option("--costs", arguments->costs,
-                  "Of driver calls and of the model, on the virtual clock")
-      ->check(CLI::ExistingFile)
-      ->capture_default_str();
+                  "File of what driver calls and the model cost on the virtual "
+                  "clock [bench/costs/a100-80g.json of the sources]")
+      ->check(CLI::ExistingFile);
 }
 
 absl::StatusOr<ServingWorkload> MakeServingWorkload(

@@ -122,7 +122,7 @@ TEST_F(TraceTest, DrawsServegenFromWindowsAndHistograms) {
 }
 
 TEST_F(TraceTest, ErrorsNameTheFileAndTheLine) {
-  ExpectError((folder_ / "none.csv").string(), "none.csv: cannot be read");
+  ExpectError((folder_ / "none.csv").string(), "none.csv: cannot open");
   ExpectError(Write("empty.csv", ""), "empty.csv: is empty");
   ExpectError(Write("other.csv", "a,b\n"), "other.csv:1: ");
   const std::string azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
@@ -156,11 +156,12 @@ TEST_F(TraceTest, ErrorsNameTheFileAndTheLine) {
 TEST_F(TraceTest, ErrorsOfServegenNameTheFile) {
   ExpectError(folder_.string(), "chunk-N-trace.csv");
   const std::string path = Write("chunk-1-trace.csv", "0,1,1,Gamma,1,1\n");
-  ExpectError(path, "chunk-1-dataset.json: cannot be read");
+  ExpectError(path, "chunk-1-dataset.json: cannot open");
   const std::string sides = R"("input_tokens": "{1: 1}", "output_tokens": )";
   for (const auto& [text, at] :
        std::vector<std::pair<std::string, std::string>>{
-           {"[", "is no JSON object"},
+           {"[", "no valid JSON"},
+           {"[]", "is no JSON object"},
            {R"({"x": {}})", "window x"},
            {R"({"0": 1})", "input_tokens"},
            {"{\"0\": {" + sides + "\"{1}\"}}", "output_tokens"},

@@ -8,10 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/regular_file.h"
 
 namespace quire {
 
 absl::StatusOr<TraceLines> TraceLines::Open(const std::string& path) {
+  QUIRE_RETURN_IF_ERROR(CheckRegularFile(path));
   TraceLines lines(path);
   if (!lines.file_)
     return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
