@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "loader/random_access_file.h"
+#include "loader/testing/temporary_folder.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
@@ -66,30 +67,6 @@ class SparseFile : public RandomAccessFile {
 
  private:
   const std::string bytes_;
-};
-
-// A folder that is removed with everything in it.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "quire_test_XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string File(const std::string& name) const { return path_ + "/" + name; }
-  // Returns the path.
-  std::string Write(const std::string& name, std::string_view bytes) const {
-    std::ofstream(File(name), std::ios::binary) << bytes;
-    return File(name);
-  }
-
- private:
-  std::string path_;
 };
 
 template <typename T>

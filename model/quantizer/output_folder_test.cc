@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "loader/checkpoint_test_util.h"
+#include "loader/testing/temporary_folder.h"
 
 namespace quire {
 namespace {

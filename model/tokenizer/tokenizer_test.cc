@@ -291,7 +291,7 @@ TEST(TokenizerLoad, ReadsTheFolderAndNamesTheFile) {
   }
   std::ofstream(file) << "{\"model\": ";
   EXPECT_THAT(std::string(Tokenizer::Load(folder.string()).status().message()),
-              AllOf(HasSubstr(file), HasSubstr("not JSON")));
+              AllOf(HasSubstr(file), HasSubstr("no valid JSON")));
   std::filesystem::remove(file);
   const auto missing = Tokenizer::Load(folder.string());
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
