@@ -232,6 +232,14 @@ void AddPlacementOptions(CLI::App* app, PlacementOptions* options) {
                  "Pinned memory for weights on the host at most [no limit]");
 }
 
+void AddProgressOption(CLI::App* app, std::string* mode) {
+  app->add_option("--progress", *mode,
+                  "Of the load, on stderr: auto (a line where somebody "
+                  "watches), json (one event a line) or none")
+      ->check(CLI::IsMember({"auto", "json", "none"}))
+      ->capture_default_str();
+}
+
 void AddSessionOptions(CLI::App* app, SessionOptions* options,
                        DriverChoice drivers) {
   AddDeviceOptions(app, drivers, &options->device);

@@ -61,6 +61,8 @@ absl::StatusOr<AdapterId> FindAdapter(const AdapterSet& adapters,
 void PrintModelWarnings(const Session& session);
 // --device-map, --max-memory, --offload-folder, --pinned-memory.
 void AddPlacementOptions(CLI::App* app, PlacementOptions* options);
+// --progress: "auto", "json" or "none", for LoadProgressIn.
+void AddProgressOption(CLI::App* app, std::string* mode);
 // The options of every verb that runs a model: the device's, --threads,
 // --kv-dtype, --activations, --max-num-seqs, --max-model-len,
 // --max-num-batched-tokens, --layers-per-row. The decoder computes on the host;

@@ -57,16 +57,34 @@ bool IsInteractive() {
 std::function<void(const LoadProgress&)> LoadProgressLine() {
   if (!IsInteractive()) return nullptr;
   return [](const LoadProgress& progress) {
-    const double total = static_cast<double>(progress.total.value());
-    const double done = static_cast<double>(progress.done.value());
-    const double rate = progress.seconds > 0 ? done / progress.seconds : 0;
-    const double left = rate > 0 ? (total - done) / rate : 0;
+    const double rate = progress.bytes_per_second();
     std::fprintf(stderr, "\rloading %s of %s, %s/s, %.0f s left\033[K",
                  FormatBytes(progress.done).c_str(),
                  FormatBytes(progress.total).c_str(),
-                 FormatBytes(Bytes(static_cast<uint64_t>(rate))).c_str(), left);
+                 FormatBytes(Bytes(static_cast<uint64_t>(rate))).c_str(),
+                 progress.seconds_left());
     if (progress.done == progress.total) std::fputs("\r\033[K", stderr);
     std::fflush(stderr);
+  };
+}
+
+void PrintEvent(const nlohmann::json& event) {
+  PrintMessage(
+      event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+      "\n");
+}
+
+std::function<void(const LoadProgress&)> LoadProgressIn(
+    const std::string& mode) {
+  if (mode == "auto") return LoadProgressLine();
+  if (mode == "none") return nullptr;
+  return [](const LoadProgress& progress) {
+    PrintEvent({{"event", "progress"},
+                {"bytes", progress.done.value()},
+                {"total", progress.total.value()},
+                {"seconds", progress.seconds},
+                {"bytes_per_second", progress.bytes_per_second()},
+                {"seconds_left", progress.seconds_left()}});
   };
 }
 

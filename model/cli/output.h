@@ -31,6 +31,15 @@ bool IsInteractive();
 // watches.
 std::function<void(const LoadProgress&)> LoadProgressLine();
 
+// One event of a load on stderr, as a JSON object on a line of its own:
+//   {"event": "progress", "bytes": ..., "total": ..., "seconds": ...,
+//    "bytes_per_second": ..., "seconds_left": ...}
+void PrintEvent(const nlohmann::json& event);
+
+// As --progress says.
+std::function<void(const LoadProgress&)> LoadProgressIn(
+    const std::string& mode);
+
 }  // namespace quire
 
 #endif  // QUIRE_MODEL_CLI_OUTPUT_H_

@@ -42,6 +42,7 @@ struct GenerateOptions {
   bool sampling_given = false;  // any of it but the seed
   SessionOptions session;
   MemoryOutputOptions memory;
+  std::string progress = "auto";
   bool json = false;
 };
 
@@ -171,7 +172,7 @@ absl::Status Generate(GenerateOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Prompt> prompts,
                          ReadPrompts(options, text));
 
-  options.session.streaming.progress = LoadProgressLine();
+  options.session.streaming.progress = LoadProgressIn(options.progress);
   QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
   options.session.adapters = NameAdapters(options.adapters);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
@@ -294,6 +295,7 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
                    "each in their order, --prompt before --tokens, where "
                    "'none' is the base model");
   AddSessionOptions(verb, &options->session);
+  AddProgressOption(verb, &options->progress);
   AddKvCacheOptions(verb, &options->session);
   AddMemoryOutputOptions(verb, &options->memory);
   verb->callback([=] {

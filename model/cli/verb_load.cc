@@ -3,8 +3,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
@@ -18,6 +20,7 @@
 #include "quire/alloc/leak_report.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/checkpoint.h"
+#include "quire/loader/load_order.h"
 #include "quire/loader/process_memory.h"
 #include "quire/loader/streaming_loader.h"
 
@@ -27,6 +30,8 @@ namespace {
 struct LoadOptions {
   std::string model;
   bool verify = false;
+  std::string order = "file";
+  std::string progress = "auto";
   std::string backing = "memory";
   DeviceOptions device;
   bool json = false;
@@ -52,6 +57,53 @@ absl::Status CompareWithManifest(
   return absl::OkStatus();
 }
 
+// Reads everything a second time, and compares.
+absl::Status CompareWithSecondPass(const Runtime& runtime,
+                                   const Checkpoint& checkpoint,
+                                   std::span<const TensorPlacement> placements,
+                                   StreamingOptions streaming,
+                                   const LoadReport& first) {
+  streaming.milestones.clear();
+  QUIRE_ASSIGN_OR_RETURN(const LoadReport second,
+                         StreamTensors(runtime.driver(), DeviceId(0),
+                                       checkpoint, placements, streaming));
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    const uint32_t one = first.crc32.at(tensor.name);
+    const uint32_t two = second.crc32.at(tensor.name);
+    if (one != two)
+      return absl::DataLossError(absl::StrFormat(
+          "%s: tensor %s was read with CRC-32 %08x, and then with %08x",
+          checkpoint.files()[tensor.file].path, tensor.name, one, two));
+  }
+  return absl::OkStatus();
+}
+
+// The tensors in the order of loading; with --order layers, groups of them are
+// announced as they arrive.
+std::vector<const TensorInfo*> OrderTensors(const Checkpoint& checkpoint,
+                                            const LoadOptions& options,
+                                            StreamingOptions* streaming) {
+  std::vector<const TensorInfo*> tensors;
+  if (options.order == "file") {
+    for (const TensorInfo& tensor : checkpoint.tensors())
+      tensors.push_back(&tensor);
+    return tensors;
+  }
+  LayerOrder order = OrderByLayer(checkpoint);
+  streaming->order = LoadOrder::kGiven;
+  if (options.progress == "json") {
+    for (const LoadGroup& group : order.groups)
+      streaming->milestones.push_back(group.end);
+    streaming->arrived = [groups = std::move(order.groups),
+                          next = size_t{0}](size_t tensors_there) mutable {
+      PrintEvent({{"event", "arrived"},
+                  {"module", groups[next++].name},
+                  {"tensors", tensors_there}});
+    };
+  }
+  return std::move(order.tensors);
+}
+
 absl::Status Load(LoadOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                          Checkpoint::Open(options.model));
@@ -62,8 +114,10 @@ absl::Status Load(LoadOptions options) {
                          CreateRuntime(options.device));
   std::optional<std::unordered_map<std::string, uint32_t>> manifest;
   if (options.verify) {
-    // Before the load: a folder that cannot be verified should say so at once.
-    QUIRE_ASSIGN_OR_RETURN(manifest, ReadManifest(checkpoint->folder()));
+    // Before the load: a manifest that is wrong should say so at once.
+    auto read = ReadManifest(checkpoint->folder());
+    if (!read.ok() && !absl::IsNotFound(read.status())) return read.status();
+    if (read.ok()) manifest = *std::move(read);
   }
 
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AnonymousPeakSampler> sampler,
@@ -77,21 +131,26 @@ absl::Status Load(LoadOptions options) {
     if (const auto leaks = FindLeaks(*runtime); !leaks.empty())
       WarnOfLeaks(leaks);
   });
-  for (const TensorInfo& tensor : checkpoint->tensors()) {
-    QUIRE_ASSIGN_OR_RETURN(
-        const DeviceAddress address,
-        runtime->allocator()->Allocate(tensor.size, {.owner = owner}));
-    placements.push_back({&tensor, address});
-  }
   StreamingOptions streaming;
   streaming.checksum = options.verify;
-  streaming.progress = LoadProgressLine();
+  streaming.progress = LoadProgressIn(options.progress);
+  for (const TensorInfo* const tensor :
+       OrderTensors(*checkpoint, options, &streaming)) {
+    QUIRE_ASSIGN_OR_RETURN(
+        const DeviceAddress address,
+        runtime->allocator()->Allocate(tensor->size, {.owner = owner}));
+    placements.push_back({tensor, address});
+  }
   QUIRE_ASSIGN_OR_RETURN(const LoadReport report,
                          StreamTensors(runtime->driver(), DeviceId(0),
                                        *checkpoint, placements, streaming));
   const Bytes anonymous_peak = sampler->Stop();
-  if (manifest)
+  if (manifest) {
     QUIRE_RETURN_IF_ERROR(CompareWithManifest(*checkpoint, report, *manifest));
+  } else if (options.verify) {
+    QUIRE_RETURN_IF_ERROR(CompareWithSecondPass(*runtime, *checkpoint,
+                                                placements, streaming, report));
+  }
 
   const double rate =
       report.seconds > 0
@@ -99,18 +158,22 @@ absl::Status Load(LoadOptions options) {
           : 0;
   const AllocatorStatistics memory = runtime->allocator()->GetStatistics();
   if (options.json)
-    return PrintJson(
-        {{"bytes", report.bytes.value()},
-         {"seconds", report.seconds},
-         {"bytes_per_second", rate},
-         {"tensors", placements.size()},
-         {"files", checkpoint->files().size()},
-         {"chunks", report.chunks},
-         {"staging_peak", report.staging_peak.value()},
-         {"anonymous_peak", anonymous_peak.value()},
-         {"device_mapped", memory.mapped_bytes},
-         {"verified_tensors", manifest ? checkpoint->tensors().size() : 0},
-         {"warnings", checkpoint->warnings()}});
+    return PrintJson({{"bytes", report.bytes.value()},
+                      {"seconds", report.seconds},
+                      {"bytes_per_second", rate},
+                      {"tensors", placements.size()},
+                      {"files", checkpoint->files().size()},
+                      {"chunks", report.chunks},
+                      {"staging_peak", report.staging_peak.value()},
+                      {"anonymous_peak", anonymous_peak.value()},
+                      {"device_mapped", memory.mapped_bytes},
+                      {"read_retries", report.read_retries},
+                      {"verified_tensors",
+                       options.verify ? checkpoint->tensors().size() : 0},
+                      {"verified_by", !options.verify ? "nothing"
+                                      : manifest      ? "manifest"
+                                                      : "second pass"},
+                      {"warnings", checkpoint->warnings()}});
   for (const std::string& warning : checkpoint->warnings())
     PrintWarning(warning);
   return PrintText(absl::StrFormat(
@@ -122,7 +185,9 @@ absl::Status Load(LoadOptions options) {
       FormatBytes(Bytes(static_cast<uint64_t>(rate))),
       FormatBytes(report.staging_peak), FormatBytes(anonymous_peak),
       FormatBytes(Bytes(memory.mapped_bytes)),
-      manifest ? "every tensor agrees with the manifest\n" : ""));
+      !options.verify ? ""
+      : manifest      ? "every tensor agrees with the manifest\n"
+                      : "every tensor was the same in a second pass\n"));
 }
 
 }  // namespace
@@ -135,7 +200,14 @@ void AddLoadVerb(CLI::App* app, Action* chosen) {
                    "Folder, .safetensors or .gguf file; of any family")
       ->required();
   verb->add_flag("--verify", options->verify,
-                 "Compare the CRC-32 of every tensor with manifest.json");
+                 "Compare the CRC-32 of every tensor with manifest.json, or, "
+                 "where there is none, with that of a second pass");
+  verb->add_option("--order", options->order,
+                   "file: from front to back; layers: as a model needs them, "
+                   "with an event for each where --progress is json")
+      ->check(CLI::IsMember({"file", "layers"}))
+      ->capture_default_str();
+  AddProgressOption(verb, &options->progress);
   verb->add_option("--backing", options->backing,
                    "memory, or none: the device's pages carry no memory")
       ->check(CLI::IsMember({"memory", "none"}))

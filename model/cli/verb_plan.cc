@@ -9,12 +9,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
 #include "model/engine/shape_checkpoint.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/checkpoint.h"
+#include "quire/loader/quote.h"
 #include "quire/model/plan.h"
 
 namespace quire {
@@ -27,6 +29,7 @@ struct PlanOptions {
   std::vector<std::string> adapters;
   SessionOptions session;
   uint64_t mean_tokens = 0;
+  bool tensors = false;
   bool json = false;
 };
 
@@ -54,11 +57,26 @@ json DevicesJson(const ModelPlan& plan) {
                        {"workspace", device.workspace.value()},
                        {"buffers", device.buffers.value()},
                        {"fixed", device.fixed.value()},
+                       {"peak", device.peak.value()},
                        {"layers", device.layers},
                        {"kv_bytes_per_token", device.kv_token.value()},
                        {"kv", device.kv.value()}});
   }
   return devices;
+}
+
+json TensorsJson(const ModelPlan& plan) {
+  json tensors = json::array();
+  for (const WeightTensor& tensor : plan.tensors)
+    tensors.push_back({{"name", tensor.name},
+                       {"dtype", DTypeName(tensor.dtype)},
+                       {"shape", tensor.shape},
+                       {"module", plan.parts[tensor.part].name},
+                       {"device", PlaceJson(plan.parts[tensor.part].place)},
+                       {"file_bytes", tensor.file.value()},
+                       {"bytes", tensor.memory.value()},
+                       {"workspace", tensor.workspace.value()}});
+  return tensors;
 }
 
 json AlternativesJson(const ModelPlan& plan) {
@@ -125,6 +143,7 @@ json ToJson(const ModelPlan& plan, const SessionOptions& options) {
           {"device_map", MapJson(plan.parts, places)},
           {"devices", DevicesJson(plan)},
           {"host", plan.host.value()},
+          {"host_peak", plan.host_peak.value()},
           {"disk", plan.disk.value()},
           {"alternatives", AlternativesJson(plan)},
           {"advice", plan.advice},
@@ -149,6 +168,35 @@ std::string PlacementText(const ModelPlan& plan) {
   return text;
 }
 
+// One line for each tensor, and their sum beside the rule of thumb.
+std::string TensorsText(const ModelPlan& plan) {
+  std::string text =
+      absl::StrFormat("\n%6s %15s %15s %12s  %-7s %s\n", "place", "on disk",
+                      "in memory", "workspace", "type", "tensor");
+  Bytes file, memory, workspace;
+  const auto line = [&text](const std::string& place, Bytes on_disk,
+                            Bytes in_memory, Bytes tables,
+                            const std::string& type, const std::string& name) {
+    absl::StrAppendFormat(&text, "%6s %15u %15u %12u  %-7s %s\n", place,
+                          on_disk.value(), in_memory.value(), tables.value(),
+                          type, name);
+  };
+  for (const WeightTensor& tensor : plan.tensors) {
+    line(PlaceName(plan.parts[tensor.part].place), tensor.file, tensor.memory,
+         tensor.workspace, DTypeName(tensor.dtype),
+         absl::StrCat(Printable(tensor.name), " [",
+                      absl::StrJoin(tensor.shape, ", "), "]"));
+    file = SaturatingAdd(file, tensor.file);
+    memory = SaturatingAdd(memory, tensor.memory);
+    workspace = SaturatingAdd(workspace, tensor.workspace);
+  }
+  line("sum", file, memory, workspace, "", "");
+  absl::StrAppendFormat(&text,
+                        "parameters x bytes x 1.2, as people reckon: %u\n",
+                        plan.rule_of_thumb.value());
+  return text;
+}
+
 std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
   std::string text;
   const auto line = [&text](const char* title, const std::string& value) {
@@ -170,6 +218,9 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
   }
   line("on devices",
        absl::StrFormat("%s in pages, with buffers", FormatBytes(plan.fixed)));
+  line("host memory",
+       absl::StrFormat("%s at the peak of the load, beside the program",
+                       FormatBytes(plan.host_peak)));
   line("keys and values",
        absl::StrFormat("%s left for %u tokens of %s (%s, %u layers to a row)",
                        FormatBytes(plan.kv), plan.kv_tokens,
@@ -205,9 +256,15 @@ absl::Status Plan(PlanOptions options) {
   QUIRE_ASSIGN_OR_RETURN(
       const ModelPlan plan,
       PlanModel(*checkpoint, config, options.session, options.mean_tokens));
-  if (options.json) return PrintJson(ToJson(plan, options.session));
+  if (options.json) {
+    json result = ToJson(plan, options.session);
+    if (options.tensors) result["tensors"] = TensorsJson(plan);
+    return PrintJson(result);
+  }
   for (const std::string& warning : plan.warnings) PrintWarning(warning);
-  return PrintText(ToText(plan, options.session));
+  std::string text = ToText(plan, options.session);
+  if (options.tensors) text += TensorsText(plan);
+  return PrintText(text);
 }
 
 }  // namespace
@@ -229,6 +286,8 @@ void AddPlanVerb(CLI::App* app, Action* chosen) {
                    "longest")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  verb->add_flag("--tensors", options->tensors,
+                 "List every tensor: where it goes, and what it takes there");
   verb->add_flag("--json", options->json, "Machine-readable");
   verb->callback([=] { *chosen = [=] { return Plan(*options); }; });
 }

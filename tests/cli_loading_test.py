@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""Loads as a program sees them: events, orders, checks, and their end.
+
+    cli_loading_test.py QUIRE_PROGRAM
+"""
+
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import unittest
+
+QUIRE = sys.argv.pop(1)
+GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
+# Bytes of four events at least, and of less than a small load has in all.
+EVENTS_ROOM = 600
+
+
+def run(*arguments):
+    return subprocess.run([QUIRE, *map(str, arguments)], capture_output=True,
+                          text=True, timeout=120)
+
+
+def events(stderr):
+    return [json.loads(line) for line in stderr.splitlines()
+            if line.startswith("{")]
+
+
+def queued_bytes(pipe):
+    count = bytearray(4)
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return int.from_bytes(count, sys.byteorder)
+
+
+def write_zeros(path, shapes):
+    """A safetensors file of float32 zeros that takes no room on disk."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4
+        for length in shape:
+            size *= length
+        header[name] = {"dtype": "F32", "shape": shape,
+                        "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+def write_llama(folder, hidden=256, ffn=1024, layers=8, vocabulary=1024):
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+              "hidden_act": "silu", "hidden_size": hidden,
+              "intermediate_size": ffn, "num_attention_heads": 4,
+              "num_key_value_heads": 4, "num_hidden_layers": layers,
+              "vocab_size": vocabulary, "max_position_embeddings": 128,
+              "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"lm_head.weight": [vocabulary, hidden],
+              "model.embed_tokens.weight": [vocabulary, hidden],
+              "model.norm.weight": [hidden]}
+    for i in range(layers):
+        layer = f"model.layers.{i}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            shapes[layer + norm + ".weight"] = [hidden]
+        for name in "qkvo":
+            shapes[f"{layer}self_attn.{name}_proj.weight"] = [hidden, hidden]
+        shapes[layer + "mlp.gate_proj.weight"] = [ffn, hidden]
+        shapes[layer + "mlp.up_proj.weight"] = [ffn, hidden]
+        shapes[layer + "mlp.down_proj.weight"] = [hidden, ffn]
+    write_zeros(folder / "model.safetensors", shapes)
+    return shapes
+
+
+class LoadingTest(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.temporary.name) / "model"
+        self.folder.mkdir()
+
+    def tearDown(self):
+        self.temporary.cleanup()
+
+    def test_progress_is_one_event_a_line(self):
+        shapes = write_llama(self.folder)
+        result = run("load", self.folder, "--progress", "json", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        progress = events(result.stderr)
+        self.assertGreaterEqual(len(progress), 2)
+        total = json.loads(result.stdout)["bytes"]
+        for event in progress:
+            self.assertEqual(event["event"], "progress")
+            self.assertEqual(event["total"], total)
+            self.assertGreaterEqual(event["bytes_per_second"], 0)
+            self.assertGreaterEqual(event["seconds_left"], 0)
+        done = [event["bytes"] for event in progress]
+        self.assertEqual(done, sorted(done))
+        self.assertEqual((done[0], done[-1]), (0, total))
+        self.assertEqual(progress[-1]["seconds_left"], 0)
+        self.assertEqual(len(shapes), json.loads(result.stdout)["tensors"])
+        quiet = run("load", self.folder, "--progress", "none")
+        self.assertEqual(quiet.stderr, "")
+
+    def test_layers_arrive_in_their_order(self):
+        # By name: layer 10 stands before layer 2, and the head first of all.
+        write_llama(self.folder, hidden=64, ffn=64, layers=12)
+        result = run("load", self.folder, "--order", "layers", "--progress",
+                     "json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        arrived = [event for event in events(result.stderr)
+                   if event["event"] == "arrived"]
+        self.assertEqual([event["module"] for event in arrived],
+                         ["embedding"] +
+                         [f"model.layers.{i}" for i in range(12)] + ["head"])
+        self.assertEqual([event["tensors"] for event in arrived],
+                         [1 + 9 * i for i in range(13)] + [1 + 9 * 12 + 2])
+
+    def test_verifies_by_a_second_pass_where_there_is_no_manifest(self):
+        write_llama(self.folder)
+        result = run("load", self.folder, "--verify", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["verified_by"], "second pass")
+        self.assertEqual(report["verified_tensors"], report["tensors"])
+        self.assertEqual(report["read_retries"], 0)
+
+    def test_plan_lists_every_tensor(self):
+        for model in ("plain-bf16-tied", "gptq-w4-act-order"):
+            raw = (GOLDEN / model / "model.safetensors").read_bytes()
+            length = struct.unpack("<Q", raw[:8])[0]
+            header = json.loads(raw[8:8 + length])
+            header.pop("__metadata__", None)
+            result = run("plan", GOLDEN / model, "--device-memory", "1GiB",
+                         "--tensors", "--json")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            plan = json.loads(result.stdout)
+            parts = {}
+            for tensor in plan["tensors"]:
+                stored = header[tensor["name"]]
+                begin, end = stored["data_offsets"]
+                self.assertEqual(tensor["file_bytes"], end - begin)
+                self.assertEqual(tensor["shape"], stored["shape"])
+                self.assertEqual(tensor["dtype"], stored["dtype"])
+                self.assertEqual(tensor["device"], 0)
+                parts[tensor["module"]] = (parts.get(tensor["module"], 0) +
+                                           tensor["bytes"] +
+                                           tensor["workspace"])
+            self.assertEqual(parts, {part["module"]: part["bytes"]
+                                     for part in plan["placement"]
+                                     if part["bytes"] > 0})
+            text = run("plan", GOLDEN / model, "--device-memory", "1GiB",
+                       "--tensors").stdout
+            for tensor in plan["tensors"]:
+                self.assertIn(tensor["name"], text)
+            self.assertIn(str(plan["rule_of_thumb"]), text)
+            self.assertNotIn("tensors", json.loads(
+                run("plan", GOLDEN / model, "--device-memory", "1GiB",
+                    "--json").stdout))
+
+
+class KillTest(unittest.TestCase):
+    """A process that is killed in mid-load leaves nothing behind."""
+
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        root = pathlib.Path(self.temporary.name)
+        self.folder, self.home, self.offload = (root / name for name in
+                                                ("model", "home", "offload"))
+        for folder in (self.folder, self.home, self.offload):
+            folder.mkdir()
+
+    def tearDown(self):
+        self.temporary.cleanup()
+
+    def kill_in_mid_load(self, *arguments):
+        environment = dict(os.environ)
+        for name in ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
+            environment[name] = str(self.home)
+        # A pipe with room for a few events: the load waits to write the next.
+        reader, writer = os.pipe()
+        capacity = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ,
+                               os.sysconf("SC_PAGESIZE"))
+        filled = capacity - EVENTS_ROOM
+        os.write(writer, b"\n" * filled)
+        process = subprocess.Popen(
+            [QUIRE, *map(str, arguments), "--progress", "json"],
+            stdout=subprocess.DEVNULL, stderr=writer, env=environment)
+        os.close(writer)
+        try:
+            while queued_bytes(reader) < filled + EVENTS_ROOM // 2:
+                self.assertIsNone(process.poll(), "the load ended")
+                time.sleep(0.001)
+            # Nothing that it holds has a name, but what it reads.
+            proc = pathlib.Path("/proc") / str(process.pid)
+            for entry in (proc / "fd").iterdir():
+                try:
+                    target = os.readlink(entry)
+                except FileNotFoundError:
+                    continue
+                if (target.startswith("/") and not
+                        target.startswith(("/memfd:", "/dev/null", "/proc/"))
+                        and not target.endswith("(deleted)")):
+                    self.assertEqual(pathlib.Path(target).parent, self.folder)
+            locks = pathlib.Path("/proc/locks").read_text().splitlines()
+            self.assertEqual([lock for lock in locks
+                              if lock.split()[-4] == str(process.pid)], [])
+        finally:
+            process.kill()
+            process.wait()
+            with open(reader, encoding="utf-8") as pipe:
+                told = events(pipe.read())
+        self.assertEqual(process.returncode, -signal.SIGKILL)
+        self.assertTrue(0 < told[-1]["bytes"] < told[-1]["total"], told[-1])
+        self.assertEqual(list(self.home.rglob("*")), [])
+        self.assertEqual(list(self.offload.rglob("*")), [])
+        if pathlib.Path("/dev/shm").is_dir():
+            self.assertEqual([name for name in os.listdir("/dev/shm")
+                              if str(process.pid) in name.split("-")], [])
+
+    def test_a_load(self):
+        # More than is read between a few events.
+        write_zeros(self.folder / "model.safetensors",
+                    {f"t{i}": [1 << 28] for i in range(96)})
+        self.kill_in_mid_load("load", self.folder / "model.safetensors",
+                              "--backing", "none", "--device-memory", "128GiB")
+
+    def test_a_load_to_an_offload_folder(self):
+        write_llama(self.folder)
+        self.kill_in_mid_load(
+            "generate", self.folder, "--tokens", "1", "--device-memory", "1GiB",
+            "--device-map", self.write_map(), "--offload-folder", self.offload)
+
+    def write_map(self):
+        path = pathlib.Path(self.temporary.name) / "map.json"
+        path.write_text('{"": "disk"}')
+        return path
+
+
+if __name__ == "__main__":
+    unittest.main()
