@@ -297,9 +297,10 @@ LargePlan OwnerHeap::PlanDetour(uint64_t bytes, Bytes alignment,
     return a.length != b.length ? a.length < b.length : a.begin > b.begin;
   };
   std::make_heap(pages_of_runs.begin(), pages_of_runs.end(), later);
-  for (auto end = pages_of_runs.end(); left > 0; --end) {
+  auto end = pages_of_runs.end();
+  while (left > 0) {
     std::pop_heap(pages_of_runs.begin(), end, later);
-    add(*std::prev(end));
+    add(*--end);
   }
   left = tail.length;
   add(tail);
