@@ -199,9 +199,6 @@ std::unique_ptr<Session> OpenAndCompute(const std::string& folder,
   return *std::move(session);
 }
 
-// What a session takes for itself, beside weights and buffers: tables, stacks.
-constexpr Bytes kOwnMemory = MiB(1);
-
 void ExpectWithinOnePercent(Bytes planned, Bytes measured, const char* what,
                             Bytes own = Bytes(0)) {
   const double allowed = static_cast<double>(planned.value()) / 100 +
@@ -249,7 +246,9 @@ TEST_P(PlanPeakTest, IsWhatALoadTakes) {
                                .peak_in_use,
                            "pages of a device");
 #ifndef QUIRE_TEST_SANITIZED
-  // A sanitizer's own memory is anonymous as well.
+  // A sanitizer's own memory is anonymous as well. What a session takes for
+  // itself, beside weights and buffers: tables, stacks.
+  constexpr Bytes kOwnMemory = MiB(1);
   ExpectWithinOnePercent(SaturatingAdd(before->anonymous, plan.host_peak),
                          Bytes(anonymous_peak.load()), "anonymous memory",
                          kOwnMemory);
