@@ -13,6 +13,8 @@
 namespace quire {
 namespace {
 
+// Bytes in use of a page are counted in 32 bits.
+constexpr Bytes kLargestPage = GiB(2);
 constexpr Bytes kLeastDefaultAddressSpace = GiB(64);
 constexpr uint64_t kDefaultAddressSpaceFactor = 16;
 
@@ -36,6 +38,11 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::Create(
                            driver->GetMemoryInfo(options.device));
     QUIRE_ASSIGN_OR_RETURN(options.limit,
                            LimitFromUtilization(now, 1.0, options.headroom));
+  }
+  if (options.page_size > kLargestPage) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a page of ", FormatBytes(options.page_size),
+        ": there are none of more than ", FormatBytes(kLargestPage)));
   }
   const uint64_t limit = options.limit.value() / page_size;
   if (limit == 0) {

@@ -19,6 +19,7 @@
 namespace quire {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 using DeviceMemoryTest = DeviceMemoryFixture;
@@ -34,6 +35,16 @@ TEST_F(DeviceMemoryTest, RefusesPagesThatTheDeviceCannotHave) {
         absl::StatusCode::kInvalidArgument)
         << size.value();
   }
+}
+
+TEST_F(DeviceMemoryTest, RefusesPagesOfMoreThanTwoGibibytes) {
+  memory_.reset();
+  DeviceMemoryOptions options = Options();
+  options.page_size = GiB(4);
+  const auto memory = DeviceMemory::Create(driver_.get(), &owners_, options);
+  EXPECT_TRUE(absl::IsInvalidArgument(memory.status())) << memory.status();
+  EXPECT_THAT(std::string(memory.status().message()), HasSubstr("4.00 GiB"));
+  EXPECT_THAT(driver_->Leaks(), IsEmpty());
 }
 
 TEST_F(DeviceMemoryTest, RefusesLimitsAndAddressSpacesBelowOnePage) {

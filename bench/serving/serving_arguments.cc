@@ -18,6 +18,8 @@ namespace {
 // them are made at the start: a second and 128 MiB of this machine for each
 // half a million.
 constexpr uint64_t kMostPages = uint64_t{1} << 21;
+// The simulation keeps what became of each.
+constexpr uint64_t kMostRequests = 10'000'000;
 constexpr double kYear = 365.25 * 86400;
 
 KvDType ParseDType(const std::string& name) {
@@ -109,6 +111,7 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
   app->add_option("--requests", arguments->requests,
                   "So many requests; 0: all of a trace (of servegen 10000), "
                   "2000 random ones")
+      ->check(CLI::Range(uint64_t{0}, kMostRequests))
       ->capture_default_str();
   app->add_flag("--saturate", arguments->saturate, "All arrive at once");
   app->add_option("--arrivals-per-second", arguments->arrivals_per_second,
@@ -201,7 +204,10 @@ absl::StatusOr<SimulationOptions> MakeSimulation(
     const ServingArguments& arguments) {
   const Bytes memory = *ParseBytes(arguments.device_memory);
   const Bytes page = *ParseBytes(arguments.page_size);
-  if (!page.zero() && memory.value() / page.value() > kMostPages)
+  if (page.zero())
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--page-size ", arguments.page_size, ": a page has at least a byte"));
+  if (memory.value() / page.value() > kMostPages)
     return absl::InvalidArgumentError(absl::StrFormat(
         "--device-memory %s: more than %d pages of %s, each of which is "
         "simulated",
