@@ -8,6 +8,7 @@
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/trace_formats.h"
+#include "quire/loader/json_text.h"
 
 namespace quire {
 namespace {
@@ -198,9 +199,9 @@ const char* ScenarioStepName(Kind kind) {
 }
 
 absl::StatusOr<std::vector<Scenario>> ReadScenarios(std::string_view contents) {
-  const json file = json::parse(contents, nullptr, /*allow_exceptions=*/false);
-  if (file.is_discarded()) return absl::InvalidArgumentError("it is no JSON");
-  Fields fields(file);
+  const absl::StatusOr<json> file = ParseJsonText(contents, "it");
+  if (!file.ok()) return absl::InvalidArgumentError("it is no JSON");
+  Fields fields(*file);
   std::vector<Scenario> scenarios;
   for (const json& object : fields.List("scenarios")) {
     absl::StatusOr<Scenario> scenario = ReadScenario(object);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/json_text.h"
 #include "quire/loader/regular_file.h"
 
 namespace quire {
@@ -69,10 +70,11 @@ absl::StatusOr<CostModel> CostModel::Read(const std::string& path) {
 
 absl::StatusOr<CostModel> CostModel::Parse(const std::string& text,
                                            const std::string& name) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object())
+  const absl::StatusOr<json> parsed = ParseJsonText(text, name);
+  if (!parsed.ok() || !parsed->is_object())
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": is no JSON object"));
+  const json& root = *parsed;
   CostModel model;
   const auto card = root.find("card");
   if (card == root.end() || !card->is_string())

@@ -151,6 +151,10 @@ TEST_F(TraceTest, ErrorsNameTheFileAndTheLine) {
        R"({"timestamp": 0, "input_length": 5, "output_length": 3, "hash_ids": [4194304]})"}) {
     ExpectError(Write("m.jsonl", good + line + "\n"), "m.jsonl:2: ");
   }
+  // Deeper than a stack.
+  ExpectError(Write("m.jsonl", "{\"hash_ids\": " + std::string(200000, '[') +
+                                   std::string(200000, ']') + "}\n"),
+              "m.jsonl:1: ");
 }
 
 TEST_F(TraceTest, ErrorsOfServegenNameTheFile) {

@@ -9,6 +9,7 @@
 #include "bench/serving/trace_lines.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/json_text.h"
 
 namespace quire {
 namespace {
@@ -63,9 +64,11 @@ absl::StatusOr<uint64_t> Entry(const TraceLines& lines,
 }
 
 absl::StatusOr<StressRequest> MooncakeRequest(const TraceLines& lines) {
-  const auto object =
-      nlohmann::json::parse(lines.text(), nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) return lines.Error("is no JSON object");
+  const absl::StatusOr<nlohmann::json> parsed =
+      ParseJsonText(lines.text(), "line");
+  if (!parsed.ok() || !parsed->is_object())
+    return lines.Error("is no JSON object");
+  const nlohmann::json& object = *parsed;
   StressRequest request;
   QUIRE_ASSIGN_OR_RETURN(const uint64_t milliseconds,
                          Entry(lines, object, "timestamp"));
