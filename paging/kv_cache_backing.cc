@@ -161,8 +161,11 @@ absl::Status KvCache::Impl::Decommit(KvRegion* region, const PageRun& run) {
 absl::StatusOr<PageCount> KvCache::Impl::GiveBack(
     KvRegion* region, PageCount wanted, std::span<const PageCount> kept) {
   const uint64_t before = CountPages().spare;
+  FreeTails(region, kept);
+  const uint64_t left =
+      SaturatingSubtract(wanted.value(), before - CountPages().spare);
   absl::Status status;
-  for (const PageRun& run : region->SpareRuns(wanted, kept)) {
+  for (const PageRun& run : region->SpareRuns(PageCount(left), kept)) {
     status = Decommit(region, run);
     if (!status.ok()) break;
   }

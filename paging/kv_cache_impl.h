@@ -3,8 +3,8 @@
 // under them, kv_cache_report.cc tells of both, kv_cache_ahead.cc maps pages
 // that will be needed, kv_cache_window.cc drops tokens that no kernel sees,
 // kv_cache_prefix.cc is what is kept of sequences that are gone,
-// kv_cache_share.cc how sequences share, and kv_cache_swap.cc moves them to
-// host memory and back.
+// kv_cache_tails.cc packs the ends of that, kv_cache_share.cc is how sequences
+// share, and kv_cache_swap.cc moves them to host memory and back.
 //
 // Locking. Two locks, so that the memory can call back while it serves us:
 //
@@ -44,6 +44,7 @@
 #include "paging/shared_pages.h"
 #include "paging/swap_space.h"
 #include "paging/swapped_rows.h"
+#include "paging/tail_store.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/mutex.h"
@@ -62,6 +63,7 @@ class KvCache::Impl {
         options_(options),
         index_({.block_tokens = std::max(options.prefix_block_tokens, 1u)}),
         shared_(&geometry_),
+        tails_(memory, options.owner),
         horizon_(options.page_ahead.max_steps) {}
   ~Impl();
 
@@ -216,8 +218,11 @@ class KvCache::Impl {
   // Pages: each once, of sequences where one has it.
   Totals CountPages() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
     const SharedPages::Excess& excess = shared_.excess();
-    return {totals_.admitted - excess.admitted, totals_.parked - excess.parked,
-            totals_.cached - excess.parked, totals_.spare - excess.spare};
+    const uint64_t tails = tails_.pages().value();
+    return {totals_.admitted - excess.admitted,
+            totals_.parked - excess.parked + tails,
+            totals_.cached - excess.parked + tails,
+            totals_.spare - excess.spare + tails};
   }
   void PublishReclaimable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
     reclaimable_.store(CountPages().spare, std::memory_order_relaxed);
@@ -338,7 +343,8 @@ class KvCache::Impl {
   absl::Status Decommit(KvRegion* region, const PageRun& run)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // Decommits up to `wanted` spare slots, but the first kept[group] of each
-  // part; how many pages nobody needs any more.
+  // part, after the tails that lie behind these; how many pages nobody needs
+  // any more.
   absl::StatusOr<PageCount> GiveBack(KvRegion* region, PageCount wanted,
                                      std::span<const PageCount> kept = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
@@ -373,8 +379,9 @@ class KvCache::Impl {
   void CutPrefix(KvRegion* region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // The parked region whose prefix is to be given up next and that nobody uses
   // any more, with its prefix forgotten; none where there is none, or where it
-  // has more than `most` pages: it would give up more than is needed.
-  ParkedRegions::Entry TakeVictim(PageCount most)
+  // has fewer than `least` pages, or more than `most`: it would give up more
+  // than is needed.
+  ParkedRegions::Entry TakeVictim(PageCount least, PageCount most)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // By group; none for a region without a prefix.
   std::vector<PageCount> PagesOfPrefix(const KvRegion& region) const
@@ -386,6 +393,43 @@ class KvCache::Impl {
   void ReclaimPrefixes(PageCount wanted, bool complete_only, PageCount* given)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   absl::Status CheckSharing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+
+  // ---- Packed tails (kv_cache_tails.cc) ----
+  // Rows of a cached prefix on a page that could be packed.
+  struct LooseTail {
+    KvRegion* region;
+    uint32_t group;
+    PageCount slot;
+    Bytes size;
+  };
+  // In the order of giving up.
+  std::vector<LooseTail> LooseTails()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Packs tails until `given` is `wanted`, if that is to be had.
+  void PackTails(PageCount wanted, PageCount* given)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // All of one region's. False, and nothing has changed, where the driver or
+  // the memory refuses.
+  bool Pack(std::span<const LooseTail> loose)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  template <typename Predicate>
+  void FreeTailsIf(KvRegion* region, Predicate predicate)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // The region's tails, but those that lie within the first kept[group] pages.
+  void FreeTails(KvRegion* region, std::span<const PageCount> kept = {})
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Those that no row of the prefix needs, or whose pages before them are gone.
+  void FreeLooseEnds(KvRegion* region)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  static const PackedTail* FindTail(const KvRegion& region, uint32_t group);
+  // The tokens whose rows lie on the region's pages or in its tails.
+  uint64_t TokensHeld(const KvRegion& region) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // The tails of a region that a sequence has adopted, and backed, are copied
+  // to its pages. After an error the prefix ends before them.
+  absl::Status UnpackTails(KvRegion* region, StreamId stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  absl::Status CheckTails() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
 
   // ---- Sharing (kv_cache_share.cc) ----
   absl::StatusOr<PromptAdmission> AdmitPromptOn(const PrefixHit& hit,
@@ -409,6 +453,21 @@ class KvCache::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   absl::Status CopyRows(KvRegion* holder, KvRegion* target, uint64_t tokens,
                         StreamId stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  struct RowCopy {
+    DeviceAddress to;
+    DeviceAddress from;
+    Bytes size;
+  };
+  // Bytes [from, to) of a group's part, which are on one page where the holder
+  // has packed them.
+  void AppendRows(const KvRegion& holder, const KvRegion& target,
+                  uint32_t group, uint64_t from, uint64_t to,
+                  std::vector<RowCopy>* copies) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // From the holder, and the tail store where that has tails of it.
+  absl::Status QueueCopies(std::span<const RowCopy> copies, KvRegion* holder,
+                           KvRegion* target, StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   // Gives the sequence in the slot, which was shrunk, pages of its own where
   // rows behind its length lie on pages that are shared.
@@ -505,6 +564,9 @@ class KvCache::Impl {
   absl::flat_hash_map<PrefixEntryId, KvRegion*> holders_
       ABSL_GUARDED_BY(state_mutex_);
   SharedPages shared_ ABSL_GUARDED_BY(state_mutex_);
+  TailStore tails_ ABSL_GUARDED_BY(state_mutex_);
+  // Of copies to the tail store; StreamId() before the first one.
+  StreamId tail_stream_ ABSL_GUARDED_BY(state_mutex_);
   Totals totals_ ABSL_GUARDED_BY(state_mutex_);
   uint64_t tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t adoptions_ ABSL_GUARDED_BY(state_mutex_) = 0;
@@ -521,6 +583,7 @@ class KvCache::Impl {
   uint64_t prefix_hits_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t prefix_tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t prefixes_evicted_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t tails_packed_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t forks_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t pages_unshared_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t swaps_out_ ABSL_GUARDED_BY(state_mutex_) = 0;

@@ -31,6 +31,7 @@ KvCache::Impl::PrefixHit KvCache::Impl::FindPrefix(
   for (const PrefixEntryId entry : found.exact) {
     KvRegion* const region = holders_.at(entry);
     if (region->parked() && IsWritableFrom(*region, found.tokens) &&
+        (region->packed().empty() || stream != StreamId()) &&
         region->FenceIsComplete()) {
       hit.holder = region;
       hit.adoptable = true;
@@ -62,6 +63,7 @@ void KvCache::Impl::SetPrefix(KvRegion* region, PrefixEntryId prefix) {
 
 void KvCache::Impl::DropPrefix(KvRegion* region) {
   if (region->prefix() == PrefixEntryId()) return;
+  FreeTails(region);
   index_.Remove(region->prefix());
   holders_.erase(region->prefix());
   Modify(region, [](KvRegion* r) { r->set_prefix(PrefixEntryId()); });
@@ -81,27 +83,25 @@ void KvCache::Impl::ForgetPrefix(KvRegion* region) {
 
 void KvCache::Impl::CutPrefix(KvRegion* region) {
   if (region->prefix() == PrefixEntryId()) return;
-  uint64_t held = geometry_.max_tokens();
-  for (uint32_t group = 0; group < geometry_.layout().groups(); ++group)
-    held = std::min(held, region->committed(group).value() *
-                              geometry_.page_size().value() /
-                              geometry_.layout().RowBytes(group).value());
-  index_.Truncate(region->prefix(), held);
+  index_.Truncate(region->prefix(), TokensHeld(*region));
+  FreeLooseEnds(region);
   if (region->parked() && index_.TokensOf(region->prefix()) == 0) {
     ForgetPrefix(region);
     ++prefixes_evicted_;
   }
 }
 
-ParkedRegions::Entry KvCache::Impl::TakeVictim(PageCount most) {
+ParkedRegions::Entry KvCache::Impl::TakeVictim(PageCount least,
+                                               PageCount most) {
   for (;;) {
     const std::vector<PrefixIndex::Victim> victims = index_.Victims(
         PageCount(1),
         [&](PrefixEntryId entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
           return PageCount(holders_.at(entry)->FenceIsComplete() ? 1 : 0);
         });
-    if (victims.empty() || holders_.at(victims[0].entry)->committed() > most)
-      return {};
+    if (victims.empty()) return {};
+    const PageCount pages = holders_.at(victims[0].entry)->committed();
+    if (pages < least || pages > most) return {};
     // Of a prefix that is expected in part, that part stays.
     const PrefixEntryId first = victims[0].entry;
     if (index_.ExpectedTokens(first) > 0 &&
@@ -137,6 +137,7 @@ bool KvCache::Impl::CutToExpected(const KvRegion& region) {
 // with the last one.
 void KvCache::Impl::ReclaimPrefixes(PageCount wanted, bool complete_only,
                                     PageCount* given) {
+  if (complete_only) PackTails(wanted, given);
   std::vector<PageCount> kept(geometry_.layout().groups());
   bool progress = true;
   while (*given < wanted && progress) {
@@ -145,10 +146,14 @@ void KvCache::Impl::ReclaimPrefixes(PageCount wanted, bool complete_only,
         PageCount(wanted.value() - given->value()),
         [&](PrefixEntryId entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
           KvRegion* const region = holders_.at(entry);
+          const bool packed = !region->packed().empty();
           const uint64_t spare = SaturatingSubtract(
               region->spare().value(), shared_.NeededElsewhere(*region));
-          return PageCount(complete_only && !region->FenceIsComplete() ? 0
-                                                                       : spare);
+          if (complete_only &&
+              (!region->FenceIsComplete() || (packed && !tails_.IsIdle())))
+            return PageCount(0);
+          // A tail gives a page where it is the last one there.
+          return PageCount(std::max<uint64_t>(spare, packed ? 1 : 0));
         });
     for (const PrefixIndex::Victim& victim : victims) {
       if (*given >= wanted) break;
@@ -161,10 +166,12 @@ void KvCache::Impl::ReclaimPrefixes(PageCount wanted, bool complete_only,
             std::max(expected[group],
                      PageCount(shared_.NeededElsewhere(*region, group)));
       const PageCount before = region->committed();
+      const size_t tails = region->packed().size();
       const auto pages =
           GiveBack(region, PageCount(wanted.value() - given->value()), kept);
       if (pages.ok()) *given = Plus(*given, *pages);
-      progress |= cut || region->committed() < before;
+      progress |= cut || region->committed() < before ||
+                  region->packed().size() < tails;
     }
   }
 }
@@ -202,8 +209,7 @@ absl::Status KvCache::Impl::CheckSharing() const {
       return absl::InternalError(absl::StrCat(
           "prefix ", region.prefix().value(), " does not lead to its region"));
     const uint64_t tokens = index_.TokensOf(region.prefix());
-    if (region.MappingWork(tokens) != PageCount(0) ||
-        (region.parked() && tokens == 0))
+    if (TokensHeld(region) < tokens || (region.parked() && tokens == 0))
       return absl::InternalError(
           absl::StrCat("prefix ", region.prefix().value(),
                        " is not backed for its ", tokens, " tokens"));
@@ -229,6 +235,7 @@ absl::Status KvCache::Impl::CheckSharing() const {
         " parked and ", counted.spare, " spare slots too many and ", prefixes,
         " prefixes; kept ", kept.admitted, ", ", kept.parked, ", ", kept.spare,
         " and ", holders_.size(), ", indexed ", index_.entries()));
+  QUIRE_RETURN_IF_ERROR(CheckTails());
   return index_.CheckInvariants();
 }
 

@@ -139,6 +139,8 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
   statistics.prefix_hits = prefix_hits_;
   statistics.prefix_tokens = prefix_tokens_;
   statistics.prefixes_evicted = prefixes_evicted_;
+  statistics.packed_tails = bytes(tails_.pages().value());
+  statistics.tails_packed = tails_packed_;
   statistics.forks = forks_;
   statistics.pages_unshared = pages_unshared_;
   return statistics;

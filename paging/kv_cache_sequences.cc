@@ -15,6 +15,8 @@ KvCache::Impl::~Impl() {
   // Waits for its copies.
   if (swap_space_ != nullptr)
     (void)memory_->driver()->DestroyStream(copy_stream_);
+  if (tail_stream_ != StreamId())
+    (void)memory_->driver()->DestroyStream(tail_stream_);
   for (Sequence& sequence : sequences_) {
     if (sequence.region)
       memory_->ReleaseRange(sequence.region->range(), Fence());
@@ -90,12 +92,17 @@ absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeRegion(
   // A prefix that would be given up page by page is given up at once where all
   // of its pages are needed: they need not be mapped again.
   const PageCount pages = geometry_.PagesOf(tokens);
-  const bool short_of_pages = pages > GetSupply().at_once;
+  const PageCount lacking(
+      SaturatingSubtract(pages.value(), GetSupply().at_once.value()));
   {
     MutexLock lock(&state_mutex_);
     QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
     ParkedRegions::Entry parked = parked_.TakeBestFit(tokens);
-    if (!parked.region && short_of_pages) parked = TakeVictim(pages);
+    if (!parked.region && !lacking.zero()) {
+      PageCount packed;
+      PackTails(lacking, &packed);
+      if (packed < lacking) parked = TakeVictim(PageCount(1), pages);
+    }
     if (parked.region) return OpenSlot(std::move(parked));
   }
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<KvRegion> region, ReserveRegion());
@@ -129,7 +136,8 @@ absl::StatusOr<std::unique_ptr<KvRegion>> KvCache::Impl::ReserveRegion() {
     const auto range = memory_->ReserveRange(geometry_.pages(), options_.owner);
     if (range.ok()) return std::make_unique<KvRegion>(&geometry_, *range);
     MutexLock lock(&state_mutex_);
-    ParkedRegions::Entry victim = TakeVictim(PageCount(UINT64_MAX));
+    ParkedRegions::Entry victim =
+        TakeVictim(PageCount(0), PageCount(UINT64_MAX));
     if (!victim.region) return range.status();
     Dispose(std::move(victim.region));
   }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -77,6 +78,7 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
   } else if (status.ok()) {
     Demand demand{taken->region, length};
     status = Back(std::span(&demand, 1), options_.headroom).status();
+    if (status.ok()) status = UnpackTails(taken->region, options.stream);
   }
   MutexLock lock(&state_mutex_);
   // The pin of a holder that was adopted is the sequence's.
@@ -234,22 +236,37 @@ absl::Status KvCache::Impl::MapShared(KvRegion* holder, KvRegion* target,
   return absl::OkStatus();
 }
 
+void KvCache::Impl::AppendRows(const KvRegion& holder, const KvRegion& target,
+                               uint32_t group, uint64_t from, uint64_t to,
+                               std::vector<RowCopy>* copies) const {
+  const uint64_t page = geometry_.page_size().value();
+  const PackedTail* const tail = FindTail(holder, group);
+  if (tail == nullptr || from < tail->slot.value() * page) {
+    copies->push_back({AddressOf(target, group, from),
+                       AddressOf(holder, group, from), Bytes(to - from)});
+    return;
+  }
+  const uint64_t start = tail->slot.value() * page;
+  for (const TailStore::Place& place :
+       tails_.PlacesOf(tail->tail, from - start, to - start))
+    copies->push_back({AddressOf(target, group, start + place.from),
+                       place.address, place.size});
+}
+
 absl::Status KvCache::Impl::CopyRows(KvRegion* holder, KvRegion* target,
                                      uint64_t tokens, StreamId stream) {
-  struct Rows {
-    uint32_t group;
-    uint64_t offset;
-    Bytes size;
-  };
-  std::vector<Rows> rows;
-  std::vector<Fence> others;
+  std::vector<RowCopy> copies;
   {
     MutexLock lock(&state_mutex_);
     const uint64_t page = geometry_.page_size().value();
-    const auto add = [&](uint32_t group, uint64_t from, uint64_t to) {
-      to = std::min(to, geometry_.layout().RowBytes(group).value() * tokens);
-      if (from < to) rows.push_back({group, from, Bytes(to - from)});
-    };
+    const auto add =
+        [&](uint32_t group, uint64_t from, uint64_t to)
+            ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
+              to = std::min(
+                  to, geometry_.layout().RowBytes(group).value() * tokens);
+              if (from < to)
+                AppendRows(*holder, *target, group, from, to, &copies);
+            };
     for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
       if (target->KeepsAllTokens(group)) {
         add(group, FullPages(group, tokens) * page, UINT64_MAX);
@@ -259,16 +276,28 @@ absl::Status KvCache::Impl::CopyRows(KvRegion* holder, KvRegion* target,
         add(group, run.first.value() * page,
             Plus(run.first, run.count).value() * page);
     }
-    // The holder keeps one fence: what runs on other streams cannot be added.
-    others = holder->FencesOffStream(stream);
   }
-  if (rows.empty()) return absl::OkStatus();
+  return QueueCopies(copies, holder, target, stream);
+}
+
+absl::Status KvCache::Impl::QueueCopies(std::span<const RowCopy> copies,
+                                        KvRegion* holder, KvRegion* target,
+                                        StreamId stream) {
+  if (copies.empty()) return absl::OkStatus();
+  std::vector<Fence> others;
+  {
+    // A region, and the store, keep one fence: what runs on other streams
+    // cannot be added.
+    MutexLock lock(&state_mutex_);
+    others = holder->FencesOffStream(stream);
+    const std::optional<Fence> packed = tails_.OffStream(stream);
+    if (packed && !holder->packed().empty()) others.push_back(*packed);
+  }
   for (const Fence& other : others) QUIRE_RETURN_IF_ERROR(other.Wait());
   absl::Status status;
-  for (const auto& [group, offset, size] : rows) {
-    status = memory_->driver()->CopyOnDevice(AddressOf(*target, group, offset),
-                                             AddressOf(*holder, group, offset),
-                                             size, stream);
+  for (const RowCopy& copy : copies) {
+    status =
+        memory_->driver()->CopyOnDevice(copy.to, copy.from, copy.size, stream);
     if (!status.ok()) break;
   }
   const Fence fence = FenceBehind(stream);
@@ -276,6 +305,7 @@ absl::Status KvCache::Impl::CopyRows(KvRegion* holder, KvRegion* target,
   holder->AddReader(fence);
   // What is under way when a copy is refused writes to the target.
   target->AddReader(fence);
+  if (!holder->packed().empty()) tails_.AddReader(fence);
   return status;
 }
 

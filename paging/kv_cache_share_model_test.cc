@@ -432,6 +432,7 @@ TEST_P(KvCacheShareModelTest, EverySequenceHasItsRowsAndPagesCountOnce) {
   if (GetParam().tight) {
     EXPECT_GT(refusals_, 10);
     EXPECT_GT(statistics.prefixes_evicted, 5u);
+    EXPECT_GT(statistics.tails_packed, 0u);
   }
 }
 

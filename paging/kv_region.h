@@ -40,6 +40,7 @@
 #include "absl/status/statusor.h"
 #include "paging/prefix_index.h"
 #include "paging/shared_pages.h"
+#include "paging/tail_store.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/units.h"
@@ -228,6 +229,12 @@ class KvRegion {
   // Whose rows are known by their tokens: none, or an entry of the index.
   PrefixEntryId prefix() const { return prefix_; }
   void set_prefix(PrefixEntryId prefix) { prefix_ = prefix; }
+  // Rows of the prefix that lie in the tail store, at most one tail a group:
+  // only parked regions have any.
+  std::span<const PackedTail> packed() const { return packed_; }
+  void set_packed(std::vector<PackedTail> packed) {
+    packed_ = std::move(packed);
+  }
   // Others copy from the region on `stream` until `fence` completes. Before
   // they are queued, FencesOffStream, of what was queued on other streams, must
   // be complete: the caller waits, without the lock.
@@ -280,6 +287,7 @@ class KvRegion {
   std::vector<Fence> cooling_;
   bool unsharing_ = false;
   PrefixEntryId prefix_;
+  std::vector<PackedTail> packed_;
 };
 
 }  // namespace quire

@@ -72,14 +72,16 @@ std::vector<std::unique_ptr<KvRegion>> ParkedRegions::TakeDamaged() {
 
 std::vector<std::unique_ptr<KvRegion>> ParkedRegions::TakeEmpty() {
   return TakeIf([](const KvRegion& region) {
-    return region.committed() == PageCount(0);
+    return region.committed() == PageCount(0) &&
+           region.prefix() == PrefixEntryId();
   });
 }
 
 std::unique_ptr<KvRegion> ParkedRegions::TakeCold() {
   for (auto it = regions_.begin(); it != regions_.end(); ++it) {
     KvRegion& region = *it->second;
-    if (region.committed() == PageCount(0) && region.FenceIsComplete() &&
+    if (region.committed() == PageCount(0) &&
+        region.prefix() == PrefixEntryId() && region.FenceIsComplete() &&
         region.HasCooled()) {
       std::unique_ptr<KvRegion> taken = std::move(it->second);
       regions_.erase(it);

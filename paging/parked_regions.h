@@ -46,7 +46,7 @@ class ParkedRegions {
 
   // Takes the regions that were damaged while they were parked.
   std::vector<std::unique_ptr<KvRegion>> TakeDamaged();
-  // Takes those without pages.
+  // Takes those without pages, but where a prefix is packed elsewhere.
   std::vector<std::unique_ptr<KvRegion>> TakeEmpty();
   // One of these whose pages have cooled; null: there is none.
   std::unique_ptr<KvRegion> TakeCold();

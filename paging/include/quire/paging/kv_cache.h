@@ -22,11 +22,13 @@
 // of a sequence belong to; AdmitPrompt maps the pages of the longest published
 // beginning of a prompt under the new sequence, whoever has them, also a
 // sequence that was released: its pages are kept for that until memory is
-// needed, those of low priority first, then those that no waiting prompt begins
-// with (ExpectPrompt), and of these the ones used least recently. Fork makes
-// a sequence with all rows of another. Rows on a page that cannot be shared
-// whole are copied on the device. No page is written while it is shared.
-// Only sequences that keep all tokens share: no window, and no limit.
+// needed, their partly used last pages packed together before any is given up
+// (docs/kv_sharing.md); then those of low priority go first, then those that no
+// waiting prompt begins with (ExpectPrompt), and of these the ones used least
+// recently. Fork makes a sequence with all rows of another. Rows on a page that
+// cannot be shared whole are copied on the device. No page is written while it
+// is shared. Only sequences that keep all tokens share: no window, and no
+// limit.
 //
 // A sequence can be swapped out: its rows are copied to pinned host memory, on
 // a stream of the cache and while kernels run, and its pages are free when that
@@ -145,6 +147,8 @@ struct KvCacheStatistics {
   Bytes shared;
   // Of parked: kept for prompts to come, with the partly used pages behind.
   Bytes cached_prefixes;
+  Bytes packed_tails;  // of these, pages that ends of prefixes share
+  uint64_t tails_packed = 0;
   uint64_t prompts = 0;  // AdmitPrompt, as far as admitted
   uint64_t prompt_tokens = 0;
   uint64_t prefix_hits = 0;       // of prompts: part of it was there
