@@ -47,16 +47,21 @@ def closed(schema):
     return schema
 
 
-def places(node, path=()):
-    """Every (container, key) of the snapshot, a few of each array."""
+def places(node):
+    """Every (container, key) of the snapshot."""
+    keys = node if isinstance(node, dict) else range(len(node)) \
+        if isinstance(node, list) else ()
+    for key in keys:
+        yield node, key
+        yield from places(node[key])
+
+
+def shortened(node):
+    """The snapshot with the beginning of each array."""
     if isinstance(node, dict):
-        for key in node:
-            yield node, key
-            yield from places(node[key], path + (key,))
-    elif isinstance(node, list):
-        for index in range(min(len(node), 2)):
-            yield node, index
-            yield from places(node[index], path + (index,))
+        return {key: shortened(value) for key, value in node.items()}
+    return [shortened(value) for value in node[:2]] \
+        if isinstance(node, list) else node
 
 
 def test_schema(program, docs):
@@ -73,18 +78,20 @@ def test_schema(program, docs):
         snapshot = json.loads(write_sample(program, folder)[0].read_text())
     # Nothing is missing, and nothing is there that is not described.
     validator(closed(schema)).validate(snapshot)
+    few = shortened(snapshot)
+    validator(closed(schema)).validate(few)
     described = (pathlib.Path(docs) / "memory_snapshot.md").read_text()
-    for container, key in places(snapshot):
+    for container, key in places(few):
         if isinstance(container, dict) and not re.search(rf"\b{key}\b",
                                                          described):
             # Statistics are described where they are declared.
-            assert container is snapshot["allocator"], \
+            assert container is few["allocator"], \
                 f"{key} is not in memory_snapshot.md"
     # The schema is no formality: a negative number fits nowhere.
-    for container, key in list(places(snapshot)):
+    for container, key in list(places(few)):
         kept = container[key]
         container[key] = -1
-        assert not validator(schema).is_valid(snapshot), (container, key)
+        assert not validator(schema).is_valid(few), (container, key)
         container[key] = kept
     return 0
 

@@ -247,6 +247,9 @@ TEST(AttentionKindsTest, AWindowAndItsSinksAreAllThatIsRead) {
       for (const size_t window : {1, 16, 64, 129, 1500}) {
         for (const size_t sinks : {0, 1, 4, 70}) {
           if (length > 700 && (window == 16 || sinks == 1)) continue;
+          // Which rows are seen does not depend on their elements.
+          if (elements.dtype != KvDType::kF32 && (window != 64 || sinks == 70))
+            continue;
           Check({.dims = {4, 2, 20, 20},
                  .elements = elements,
                  .length = length,
