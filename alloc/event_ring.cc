@@ -12,13 +12,13 @@ constexpr int kOwnerShift = 32;
 constexpr uint64_t kThreadMask =
     (uint64_t{1} << (kOwnerShift - kThreadShift)) - 1;
 
-uint64_t Pack(const TraceEvent& event) {
+uint64_t Pack(const RingEvent& event) {
   return uint64_t{static_cast<uint8_t>(event.action)} |
          (event.thread & kThreadMask) << kThreadShift |
          uint64_t{event.owner.value()} << kOwnerShift;
 }
 
-void Unpack(uint64_t word, TraceEvent* event) {
+void Unpack(uint64_t word, RingEvent* event) {
   event->action = static_cast<TraceAction>(word & 0xff);
   event->thread = static_cast<uint32_t>(word >> kThreadShift & kThreadMask);
   event->owner = OwnerId(static_cast<uint32_t>(word >> kOwnerShift));
@@ -46,10 +46,10 @@ EventRing::Slot* EventRing::SlotForWriting(size_t position) {
   return &(*chunk)[position % kSlotsPerChunk];
 }
 
-void EventRing::Push(const TraceEvent& event) {
+void EventRing::Push(const RingEvent& event) {
   if (Slot* const slot = SlotForWriting(position_)) {
     const std::array<uint64_t, kWords> words = {
-        event.nanoseconds,  Pack(event),          event.address.value(),
+        event.ticks,        Pack(event),          event.address.value(),
         event.size.value(), event.in_use.value(), event.stream.value()};
     for (size_t i = 0; i < kWords; ++i) {
       (*slot)[i].store(words[i], std::memory_order_release);
@@ -60,7 +60,7 @@ void EventRing::Push(const TraceEvent& event) {
                std::memory_order_release);
 }
 
-void EventRing::AppendTo(std::vector<TraceEvent>* events) const {
+void EventRing::AppendTo(std::vector<RingEvent>* events) const {
   const uint64_t end = count();
   const uint64_t begin = end - std::min<uint64_t>(end, capacity_);
   const size_t first = events->size();
@@ -76,14 +76,14 @@ void EventRing::AppendTo(std::vector<TraceEvent>* events) const {
     for (size_t i = 0; i < kWords; ++i) {
       words[i] = slot[i].load(std::memory_order_acquire);
     }
-    TraceEvent event;
-    event.nanoseconds = words[0];
+    RingEvent event;
+    event.ticks = words[0];
     Unpack(words[1], &event);
     event.address = DeviceAddress(words[2]);
     event.size = Bytes(words[3]);
     event.in_use = Bytes(words[4]);
     event.stream = StreamId(words[5]);
-    events->push_back(std::move(event));
+    events->push_back(event);
     numbers.push_back(n);
   }
   const uint64_t now = count();

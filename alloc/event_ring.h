@@ -23,6 +23,19 @@
 
 namespace quire {
 
+// A TraceEvent as the ring keeps it, without a label. What it is made of is
+// trivial, so that a thread that records does little else.
+struct RingEvent {
+  uint64_t ticks;  // TickClock's
+  TraceAction action;
+  OwnerId owner;
+  uint32_t thread;
+  DeviceAddress address;
+  Bytes size;
+  Bytes in_use;
+  StreamId stream;
+};
+
 class EventRing {
  public:
   // REQUIRES: capacity > 0.
@@ -31,11 +44,11 @@ class EventRing {
   EventRing(const EventRing&) = delete;
   EventRing& operator=(const EventRing&) = delete;
 
-  // Only from the thread that holds the ring. `event.label` is not kept.
-  void Push(const TraceEvent& event);
+  // Only from the thread that holds the ring.
+  void Push(const RingEvent& event);
 
   // Adds what is held, oldest first.
-  void AppendTo(std::vector<TraceEvent>* events) const;
+  void AppendTo(std::vector<RingEvent>* events) const;
   // Events pushed so far, those without memory included.
   uint64_t count() const { return count_.load(std::memory_order_acquire); }
 

@@ -10,9 +10,9 @@ namespace quire {
 namespace {
 
 // Every word follows from one number, so that a torn event shows.
-TraceEvent Numbered(uint64_t n) {
-  TraceEvent event;
-  event.nanoseconds = n;
+RingEvent Numbered(uint64_t n) {
+  RingEvent event;
+  event.ticks = n;
   event.action = static_cast<TraceAction>(n % 14);
   event.owner = OwnerId(static_cast<uint32_t>(3 * n));
   event.thread = static_cast<uint32_t>(n & 0xffffff);
@@ -23,9 +23,9 @@ TraceEvent Numbered(uint64_t n) {
   return event;
 }
 
-void ExpectNumbered(const TraceEvent& event, uint64_t n) {
-  const TraceEvent expected = Numbered(n);
-  EXPECT_EQ(event.nanoseconds, n);
+void ExpectNumbered(const RingEvent& event, uint64_t n) {
+  const RingEvent expected = Numbered(n);
+  EXPECT_EQ(event.ticks, n);
   EXPECT_EQ(event.action, expected.action) << n;
   EXPECT_EQ(event.owner, expected.owner) << n;
   EXPECT_EQ(event.thread, expected.thread) << n;
@@ -43,7 +43,7 @@ TEST(EventRingTest, KeepsTheLastOfAnyNumber) {
                                   capacity, capacity + 1, 3 * capacity + 2}) {
       while (pushed < target) ring.Push(Numbered(pushed++));
       EXPECT_EQ(ring.count(), pushed);
-      std::vector<TraceEvent> events;
+      std::vector<RingEvent> events;
       ring.AppendTo(&events);
       ASSERT_EQ(events.size(), std::min<uint64_t>(pushed, capacity));
       for (size_t i = 0; i < events.size(); ++i) {
@@ -56,7 +56,7 @@ TEST(EventRingTest, KeepsTheLastOfAnyNumber) {
 TEST(EventRingTest, ReadingAddsToWhatIsThere) {
   EventRing ring(2);
   for (uint64_t n = 0; n < 3; ++n) ring.Push(Numbered(n));
-  std::vector<TraceEvent> events = {Numbered(100)};
+  std::vector<RingEvent> events = {Numbered(100)};
   ring.AppendTo(&events);
   ASSERT_EQ(events.size(), 3u);
   ExpectNumbered(events[0], 100);
@@ -74,13 +74,13 @@ TEST(EventRingTest, ReadersSeeWholeEventsInOrderWhileOneWrites) {
   bool last_round = false;
   while (!last_round) {
     last_round = done;
-    std::vector<TraceEvent> events;
+    std::vector<RingEvent> events;
     ring.AppendTo(&events);
     ASSERT_LE(events.size(), 64u);
     for (size_t i = 0; i < events.size(); ++i) {
-      ExpectNumbered(events[i], events[i].nanoseconds);
+      ExpectNumbered(events[i], events[i].ticks);
       if (i > 0) {
-        EXPECT_EQ(events[i].nanoseconds, events[i - 1].nanoseconds + 1);
+        EXPECT_EQ(events[i].ticks, events[i - 1].ticks + 1);
       }
     }
   }

@@ -2,21 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <limits>
 #include <utility>
 
 #include "alloc/event_ring.h"
+#include "alloc/tick_clock.h"
 
 namespace quire {
 namespace {
-
-uint64_t SteadyNanoseconds() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
 
 std::atomic<uint64_t> next_trace_serial{1};
 std::atomic<uint32_t> next_thread_number{1};
@@ -110,11 +103,9 @@ std::optional<TraceAction> TraceActionFromName(std::string_view name) {
 EventTrace::EventTrace(size_t capacity)
     : capacity_(capacity),
       serial_(next_trace_serial.fetch_add(1, std::memory_order_relaxed)),
-      start_(SteadyNanoseconds()) {}
+      clock_(std::make_unique<TickClock>()) {}
 
 EventTrace::~EventTrace() = default;
-
-uint64_t EventTrace::Now() const { return SteadyNanoseconds() - start_; }
 
 EventRing* EventTrace::FindRing() {
   if (recent.ended) return nullptr;
@@ -146,15 +137,8 @@ void EventTrace::Record(TraceAction action, OwnerId owner,
                         DeviceAddress address, Bytes size, Bytes in_use,
                         StreamId stream) {
   if (capacity_ == 0) return;
-  TraceEvent event;
-  event.nanoseconds = Now();
-  event.action = action;
-  event.owner = owner;
-  event.address = address;
-  event.size = size;
-  event.in_use = in_use;
-  event.stream = stream;
-  event.thread = ThisThread();
+  const RingEvent event = {clock_->Ticks(), action, owner,  ThisThread(),
+                           address,         size,   in_use, stream};
   EventRing* const ring =
       recent.trace_serial == serial_ ? recent.ring : FindRing();
   if (ring != nullptr) return ring->Push(event);
@@ -169,13 +153,9 @@ void EventTrace::Record(TraceAction action, OwnerId owner,
 
 void EventTrace::Mark(std::string label) {
   if (capacity_ == 0) return;
-  TraceEvent event;
-  event.thread = ThisThread();
-  event.label = std::move(label);
   MutexLock lock(&mutex_);
   // The clock is read under the lock, so that marks are in order of time.
-  event.nanoseconds = Now();
-  marks_.push_back(std::move(event));
+  marks_.push_back({clock_->Ticks(), ThisThread(), std::move(label)});
   if (marks_.size() > capacity_) marks_.pop_front();
   ++total_marks_;
 }
@@ -187,11 +167,29 @@ uint64_t EventTrace::Total() const {
 }
 
 std::vector<TraceEvent> EventTrace::Events() const {
-  std::vector<TraceEvent> events;
+  std::vector<RingEvent> recorded;
+  std::deque<TraceMark> marks;
   {
     MutexLock lock(&mutex_);
-    events.assign(marks_.begin(), marks_.end());
-    for (const auto& ring : rings_) ring->AppendTo(&events);
+    marks = marks_;
+    for (const auto& ring : rings_) ring->AppendTo(&recorded);
+  }
+  std::vector<TraceEvent> events;  // in ticks, until they are in order
+  events.reserve(marks.size() + recorded.size());
+  for (TraceMark& mark : marks) {
+    events.push_back({.nanoseconds = mark.ticks,
+                      .thread = mark.thread,
+                      .label = std::move(mark.label)});
+  }
+  for (const RingEvent& event : recorded) {
+    events.push_back({.nanoseconds = event.ticks,
+                      .action = event.action,
+                      .owner = event.owner,
+                      .address = event.address,
+                      .size = event.size,
+                      .in_use = event.in_use,
+                      .stream = event.stream,
+                      .thread = event.thread});
   }
   std::stable_sort(events.begin(), events.end(),
                    [](const TraceEvent& a, const TraceEvent& b) {
@@ -201,6 +199,10 @@ std::vector<TraceEvent> EventTrace::Events() const {
   if (events.size() > capacity_) {
     events.erase(events.begin(),
                  events.end() - static_cast<std::ptrdiff_t>(capacity_));
+  }
+  const TickClock::Reading time = clock_->Read();
+  for (TraceEvent& event : events) {
+    event.nanoseconds = time.Nanoseconds(event.nanoseconds);
   }
   return events;
 }

@@ -11,6 +11,8 @@
 #include "bench/allocator_bench/timing.h"
 #include "bench/allocator_bench/workload.h"
 #include "bench/bench_device.h"
+#include "quire/alloc/event_trace.h"
+#include "quire/alloc/runtime.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -57,13 +59,20 @@ absl::StatusOr<Section> MeasureHits(const BenchOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const auto plain, BenchDevice::Create(GiB(64)));
   QUIRE_ASSIGN_OR_RETURN(const auto streamed, BenchDevice::Create(GiB(64)));
   QUIRE_ASSIGN_OR_RETURN(const StreamId stream, streamed->CreateStream());
+  // As a Runtime makes them.
+  EventTrace trace(RuntimeOptions().trace_capacity);
+  QUIRE_ASSIGN_OR_RETURN(const auto traced,
+                         BenchDevice::Create(GiB(64), {.trace = &trace}));
+  QUIRE_ASSIGN_OR_RETURN(const StreamId traced_stream, traced->CreateStream());
   QuireContender on_no_stream(plain->allocator(), StreamId());
   QuireContender on_stream(streamed->allocator(), stream);
+  QuireContender on_traced_stream(traced->allocator(), traced_stream);
   const Mimalloc* const mimalloc = Mimalloc::Get();
 
   std::vector<uint64_t> table(workload.slots);
-  Results of_no_stream, of_stream, of_mimalloc;
-  for (Results* const results : {&of_no_stream, &of_stream, &of_mimalloc}) {
+  Results of_no_stream, of_stream, of_traced_stream, of_mimalloc;
+  for (Results* const results :
+       {&of_no_stream, &of_stream, &of_traced_stream, &of_mimalloc}) {
     results->nanoseconds.resize(phases.size());
   }
   uint64_t plain_calls = 0;
@@ -78,6 +87,8 @@ absl::StatusOr<Section> MeasureHits(const BenchOptions& options) {
         RunCycle(on_no_stream, phases, &table, warm ? &of_no_stream : nullptr));
     QUIRE_RETURN_IF_ERROR(
         RunCycle(on_stream, phases, &table, warm ? &of_stream : nullptr));
+    QUIRE_RETURN_IF_ERROR(RunCycle(on_traced_stream, phases, &table,
+                                   warm ? &of_traced_stream : nullptr));
     if (mimalloc == nullptr) continue;
     FaultingMimalloc faulting(mimalloc);
     QUIRE_RETURN_IF_ERROR(
@@ -121,6 +132,7 @@ absl::StatusOr<Section> MeasureHits(const BenchOptions& options) {
   add_calls(plain->driver_calls() - plain_calls, "no stream");
   add(of_stream, "one stream");
   add_calls(streamed->driver_calls() - streamed_calls, "one stream");
+  add(of_traced_stream, "one stream, traced");
   return section;
 }
 

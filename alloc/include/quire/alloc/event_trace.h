@@ -22,6 +22,7 @@
 namespace quire {
 
 class EventRing;
+class TickClock;
 
 // Events of a device as a whole (kReserve to kWake) have the first of its
 // addresses.
@@ -53,7 +54,8 @@ const char* TraceActionName(TraceAction action);
 std::optional<TraceAction> TraceActionFromName(std::string_view name);
 
 struct TraceEvent {
-  uint64_t nanoseconds = 0;  // since the trace began, steady clock
+  // Since the trace began, by the steady clock, to a fraction of a microsecond.
+  uint64_t nanoseconds = 0;
   TraceAction action = TraceAction::kMark;
   OwnerId owner;
   DeviceAddress address;
@@ -94,20 +96,25 @@ class EventTrace {
   uint64_t dropped() const;
 
  private:
+  struct TraceMark {
+    uint64_t ticks;
+    uint32_t thread;
+    std::string label;
+  };
+
   // The ring of the calling thread; null where there can be none any more.
   EventRing* FindRing();
-  uint64_t Now() const;
   uint64_t Total() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t capacity_;
   const uint64_t serial_;  // of all traces of the process: none is used twice
-  const uint64_t start_;
+  const std::unique_ptr<TickClock> clock_;
   mutable Mutex mutex_;
   // Shared with the threads that write them.
   std::vector<std::shared_ptr<EventRing>> rings_ ABSL_GUARDED_BY(mutex_);
   // Written under the lock, by threads that are ending.
   std::shared_ptr<EventRing> late_ring_ ABSL_GUARDED_BY(mutex_);
-  std::deque<TraceEvent> marks_ ABSL_GUARDED_BY(mutex_);
+  std::deque<TraceMark> marks_ ABSL_GUARDED_BY(mutex_);
   uint64_t total_marks_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
