@@ -382,18 +382,22 @@ void BackingStore::UnmapCooled(const std::vector<SlotRun>& runs) {
   for (const SlotRun& run : runs) {
     run.range->lingering -= run.count;
     // A refusal is kept in mapping_error_; there is no caller to tell.
-    (void)UnmapRun(run.range.get(), run.first, run.count, UnmapReason::kFreed);
+    (void)UnmapRun(run.range.get(), run.first, run.count, UnmapReason::kFreed,
+                   run.refused);
   }
 }
 
 absl::Status BackingStore::UnmapRun(ManagedRange* range, uint64_t first,
-                                    uint64_t count, UnmapReason reason) {
+                                    uint64_t count, UnmapReason reason,
+                                    bool refused) {
   const absl::Status status = UnmapSlots(*range, first, count);
-  if (absl::IsResourceExhausted(status)) {
+  const bool no_room = absl::IsResourceExhausted(status);
+  if (no_room || (!status.ok() && !absl::IsDataLoss(status) && !refused &&
+                  reason == UnmapReason::kFreed)) {
     for (uint64_t i = first; i < first + count; ++i) {
       SetState(&range->slots[i], SlotState::kCooling);
     }
-    queue_.RetireForRetry(range, first, count);
+    queue_.RetireForRetry(range, first, count, /*refused=*/!no_room);
     range->lingering += count;
     return absl::OkStatus();
   }

@@ -133,19 +133,37 @@ TEST_F(DeviceMemoryFaultTest, ARunThatTheDriverLostIsQuarantined) {
   memory_->ReleaseRange(range_, Fence());
 }
 
-TEST_F(DeviceMemoryFaultTest, AnUnmapThatIsRefusedLosesTrackOfNothing) {
+TEST_F(DeviceMemoryFaultTest, AnUnmapThatIsRefusedOnceLosesNothing) {
   for (uint64_t n = 1; n <= 2; ++n) {
     MakeMemory(Options());
     SetUpRange();
+    const uint64_t largest = memory_->CalculateLargestCommit(OwnerId(0)).value();
     faulty_->FailCall(DriverCall::kUnmap, n, absl::StatusCode::kInternal);
-    EXPECT_EQ(Decommit(range_, 0, 12).code(), absl::StatusCode::kDataLoss);
+    EXPECT_TRUE(Decommit(range_, 0, 12).ok());
     EXPECT_EQ(memory_->CheckInvariants(), absl::OkStatus());
-    EXPECT_EQ(memory_->GetStatistics().quarantined.value(), 2 * kPageBytes);
+    EXPECT_EQ(memory_->GetStatistics().quarantined, Bytes(0));
     EXPECT_EQ(memory_->GetStatistics().live, Bytes(0));
-    EXPECT_FALSE(memory_->Health().ok());
+    memory_->Trim(PageCount(UINT64_MAX));
+    EXPECT_EQ(memory_->GetStatistics().cooling, Bytes(0));
+    EXPECT_GE(memory_->CalculateLargestCommit(OwnerId(0)).value(), largest);
+    EXPECT_EQ(memory_->Health(), absl::OkStatus());
     memory_.reset();
     EXPECT_THAT(driver_->Leaks(), IsEmpty());
   }
+}
+
+TEST_F(DeviceMemoryFaultTest, AnUnmapThatIsRefusedTwiceLosesTrackOfNothing) {
+  SetUpRange();
+  faulty_->FailCallsFrom(DriverCall::kUnmap, 1, absl::StatusCode::kInternal);
+  EXPECT_TRUE(Decommit(range_, 0, 12).ok());
+  memory_->Trim(PageCount(UINT64_MAX));
+  faulty_->ClearFaults();
+  EXPECT_EQ(memory_->CheckInvariants(), absl::OkStatus());
+  EXPECT_EQ(memory_->GetStatistics().quarantined.value(), 4 * kPageBytes);
+  EXPECT_EQ(memory_->GetStatistics().live, Bytes(0));
+  EXPECT_EQ(memory_->Health().code(), absl::StatusCode::kDataLoss);
+  memory_.reset();
+  EXPECT_THAT(driver_->Leaks(), IsEmpty());
 }
 
 TEST_F(DeviceMemoryFaultTest, AnUnmapForWantOfMappingsIsTriedAgain) {
@@ -184,6 +202,16 @@ TEST_F(DeviceMemoryFaultTest, APageThatIsNotReleasedStillCounts) {
   EXPECT_EQ(memory_->CheckInvariants(), absl::OkStatus());
   EXPECT_THAT(std::string(memory_->Health().message()),
               HasSubstr("not released"));
+  // It is offered again with the next that are given back,
+  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(1));
+  EXPECT_EQ(memory_->GetStatistics().in_use, Bytes(0));
+  EXPECT_EQ(memory_->Health(), absl::OkStatus());
+  // and where its place is wanted.
+  ASSERT_TRUE(memory_->Prepare(PageCount(1)).ok());
+  faulty_->FailCall(DriverCall::kReleasePage, 1, absl::StatusCode::kInternal);
+  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(0));
+  EXPECT_EQ(Commit(Reserve(kLimitPages), 0, kLimitPages), absl::OkStatus());
+  EXPECT_EQ(memory_->GetStatistics().quarantined, Bytes(0));
   memory_.reset();
   EXPECT_THAT(driver_->Leaks(), IsEmpty());
 }

@@ -316,7 +316,7 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
   uint64_t beyond = 0;
   {
     Section section(this);
-    HarvestAll();
+    Harvest(SIZE_MAX);
     beyond = SaturatingSubtract(
         SaturatingAdd(backing_.pool().cached(), reclaimable.value()),
         keep.value());
@@ -324,7 +324,7 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
   const uint64_t wanted = std::min(beyond, reclaimable.value());
   if (wanted > 0) AskReclaimers(wanted, /*cooling=*/false, ReliefState());
   Section section(this);
-  HarvestAll();
+  Harvest(SIZE_MAX);
   // What is not wanted now is not made again before the next commit.
   fills_up_ = false;
   const uint64_t given_back = backing_.pool().Trim(keep.value());

@@ -278,11 +278,12 @@ class DeviceMemory::Impl {
   bool HasAddresses(PageCount count, Bytes alignment)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Harvest(size_t at_most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether it freed anything.
+  // With what the driver refused to take back before. Whether it freed
+  // anything.
   bool HarvestAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const uint64_t before = FreedSoFar();
     Harvest(SIZE_MAX);
-    return FreedSoFar() != before;
+    return backing_.pool().ReleaseQuarantined() > 0 || FreedSoFar() != before;
   }
   absl::Status MoveToOwner(AddressRange* range, OwnerId owner, uint64_t* pages)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -11,10 +11,7 @@ namespace quire {
 
 PagePool::~PagePool() {
   Trim(0);
-  // A refusal may have been passing: a last try costs nothing.
-  for (const PageRecord* page : quarantined_) {
-    (void)driver_->ReleasePage(page->handle);
-  }
+  ReleaseQuarantined();  // a last try costs nothing
 }
 
 absl::Status PagePool::Take(uint64_t count, std::vector<PageRecord*>* pages,
@@ -90,15 +87,24 @@ absl::Status PagePool::Prepare(uint64_t count, uint64_t* created) {
 }
 
 uint64_t PagePool::Trim(uint64_t keep) {
-  if (cached_.size() <= keep) return 0;
+  const uint64_t late = ReleaseQuarantined();
+  if (cached_.size() <= keep) return late;
   const auto end =
       cached_.begin() + static_cast<std::ptrdiff_t>(cached_.size() - keep);
-  uint64_t given_back = 0;
+  uint64_t given_back = late;
   for (auto page = cached_.begin(); page != end; ++page) {
     if (Release(*page)) ++given_back;
   }
   cached_.erase(cached_.begin(), end);
   return given_back;
+}
+
+uint64_t PagePool::ReleaseQuarantined() {
+  const std::vector<PageRecord*> pages = std::exchange(quarantined_, {});
+  release_error_ = absl::OkStatus();
+  return static_cast<uint64_t>(
+      std::count_if(pages.begin(), pages.end(),
+                    [this](PageRecord* page) { return Release(page); }));
 }
 
 bool PagePool::Release(PageRecord* page) {

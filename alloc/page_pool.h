@@ -7,7 +7,7 @@
 //
 // Invariant: in_use = taken + cached + quarantined handles, and never grows
 // beyond the limit. A handle that the driver will not take back is quarantined:
-// it still costs memory, so it still counts.
+// it still costs memory, so it still counts, and is offered again by Trim.
 //
 // Not thread-safe.
 
@@ -67,6 +67,9 @@ class PagePool {
   // most `keep` are left. Returns how many the driver took.
   uint64_t Trim(uint64_t keep);
 
+  // Offers the quarantined pages to the driver again. Returns how many it took.
+  uint64_t ReleaseQuarantined();
+
   // A limit below what is in use gives back what is cached, as far as that
   // helps, and then pages as they come in.
   void SetLimit(uint64_t limit);
@@ -78,7 +81,7 @@ class PagePool {
   uint64_t peak_in_use() const { return peak_in_use_; }
   uint64_t created() const { return created_; }
   uint64_t released() const { return released_; }
-  // The first refusal to take a page back, or OK.
+  // The first refusal to take a page back that is still in quarantine, or OK.
   const absl::Status& release_error() const { return release_error_; }
   // Checks the equation, and that what is cached or quarantined is in no slot.
   // REQUIRES: `taken` pages are mapped.

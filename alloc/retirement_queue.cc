@@ -27,9 +27,11 @@ void RetirementQueue::Retire(ManagedRange* range, uint64_t first,
 }
 
 void RetirementQueue::RetireForRetry(ManagedRange* range, uint64_t first,
-                                     uint64_t count) {
+                                     uint64_t count, bool refused) {
   Retire(range, first, count, Fence());
-  BatchOf(Fence()).stuck = true;
+  CoolingBatch& batch = BatchOf(Fence());
+  batch.runs.back().refused = refused;
+  batch.stuck = true;
 }
 
 void RetirementQueue::Remove(PageSlot* slot) {
@@ -99,7 +101,7 @@ RetirementQueue::Batches::iterator RetirementQueue::TakeOut(
         run.first, run.count,
         [&](const PageSlot& slot) { return slot.batch == &*batch; },
         [&](uint64_t first, uint64_t count) {
-          runs->push_back({run.range, first, count});
+          runs->push_back({run.range, first, count, run.refused});
           for (uint64_t i = first; i < first + count; ++i) {
             run.range->slots[i].batch = nullptr;
           }
