@@ -2,6 +2,7 @@
 //
 //   allocator.cc          the fast paths, and the public face
 //   allocator_allocate.cc allocations that miss
+//   allocator_large.cc    those larger than any size class
 //   allocator_free.cc     frees that miss; streams
 //   allocator_reclaim.cc  giving memory back: polling, Reclaim, Trim, the end
 //   allocator_compact.cc  mesh, and what a policy decides
@@ -155,13 +156,12 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // What the record of a slot has no room for.
   struct SpecialBlock {
     std::vector<StreamId> streams;  // that were recorded
-    bool movable = false;
-    bool moving = false;   // in a relocation pass
-    bool sampled = false;  // sampler_ knows it
+    bool moving = false;            // in a relocation pass
+    bool sampled = false;           // sampler_ knows it
     uint64_t pins = 0;
 
     bool empty() const {
-      return streams.empty() && !movable && !sampled && pins == 0;
+      return streams.empty() && !moving && !sampled && pins == 0;
     }
   };
 
@@ -172,17 +172,12 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::StatusOr<DeviceAddress> AllocateSmall(int size_class,
                                               const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<DeviceAddress> AllocateLarge(const Request& request)
-      ABSL_LOCKS_EXCLUDED(mutex_);
   // A slot of a new slab of `pages` pages; waits for pages that cool only if
   // `wait`.
   absl::StatusOr<DeviceAddress> AllocateInNewSlab(int size_class,
                                                   PageCount pages,
                                                   const Request& request,
                                                   bool wait)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<DeviceAddress> AllocateNewRange(uint64_t bytes,
-                                                 const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Of a range that is to be made.
   struct RangeNeeds {
@@ -208,10 +203,6 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // live. Returns how many are.
   uint64_t Recycle(uint64_t wanted, OwnerHeap* heap, OwnerHeap::Keep keep)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The same for a large allocation, which can have the heap's own pages where
-  // they lie: those that became free count, and stay.
-  uint64_t RecycleForLarge(uint64_t wanted, OwnerHeap* heap)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits a little for the pages that are missing, of those that cool. Whether
   // they are there.
   bool AwaitSoon(const RangeNeeds& needs, const Request& request)
@@ -230,35 +221,13 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   std::optional<Block> TakeSlot(OwnerHeap* heap, int size_class,
                                 const Request& request, bool for_cache)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Bytes that nobody holds, mapped a second time where they do not lie side by
-  // side: no page is made.
-  std::optional<Block> TakeOrMap(OwnerHeap* heap, uint64_t bytes,
-                                 const Request& request)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // How many to make besides so many.
-  uint64_t SparePages(const OwnerHeap& heap, uint64_t pages) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Unmaps what is only mapped to be found again. Whether there was anything.
-  bool DropAllDetours() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool FreeAddresses() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits until a page is free of which parts cool. False where there is none,
-  // or the driver cannot speak for it.
-  bool AwaitPartsOfPages() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Where a limit was lowered below what is in use, what nobody holds is not
-  // handed out again but given back.
-  void KeepToLimit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // All that nobody holds, and the stream's own that cools, goes to the pool.
-  void GiveOwnPages(OwnerHeap* heap, const Request& request)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t TrimDetours(OwnerHeap* heap, bool all)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Where there is nothing better: a free slot of this class or a larger one,
   // or bytes that nobody holds.
   std::optional<Block> TakeAnyRoom(OwnerHeap* heap, int least,
                                    const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Describes, counts and traces a block that was just taken.
-  // The error where its owner has fallen asleep since the request was looked
+  // Describes, counts and traces a block that was just taken: the error where
+  // its owner has fallen asleep since the request was looked
   // at.
   absl::StatusOr<DeviceAddress> Publish(Block block, const Request& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -281,6 +250,39 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   ThreadCache* CacheOf(OwnerHeap* heap, StreamId stream)
       ABSL_LOCKS_EXCLUDED(mutex_);
   uint32_t IndexOfStream(StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // ---- allocator_large.cc ----
+  absl::StatusOr<DeviceAddress> AllocateLarge(const Request& request)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<DeviceAddress> AllocateNewRange(uint64_t bytes,
+                                                 const Request& request)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Bytes that nobody holds, mapped a second time where they do not lie side by
+  // side: no page is made.
+  std::optional<Block> TakeOrMap(OwnerHeap* heap, uint64_t bytes,
+                                 const Request& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // How many to make besides so many.
+  uint64_t SparePages(const OwnerHeap& heap, uint64_t pages) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Unmaps what is only mapped to be found again. Whether there was anything.
+  bool DropAllDetours() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FreeAddresses() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until a page is free of which parts cool. False where there is none,
+  // or the driver cannot speak for it.
+  bool AwaitPartsOfPages() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Where a limit was lowered below what is in use, what nobody holds is not
+  // handed out again but given back.
+  void KeepToLimit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All that nobody holds, and the stream's own that cools, goes to the pool.
+  void GiveOwnPages(OwnerHeap* heap, const Request& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t TrimDetours(OwnerHeap* heap, bool all)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Recycle for an allocation that can have the heap's own pages where they
+  // lie: those that became free count, and stay.
+  uint64_t RecycleForLarge(uint64_t wanted, OwnerHeap* heap)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- allocator_free.cc ----
   absl::Status FreeSlow(DeviceAddress address, StreamId stream)
@@ -329,6 +331,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   friend class RelocationPass::Impl;
   bool IsPinned(Block block) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsMovable(Block block) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends what is known of a special block that is so no more.
+  void DropIfPlain(Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends a pass: carries out what its actions say of its moves.
   CompactionReport FinishMoves(const RelocationPass::Impl& pass)
       ABSL_LOCKS_EXCLUDED(mutex_);

@@ -38,11 +38,15 @@ absl::Status DeviceAllocator::Impl::Unpin(DeviceAddress address) {
         absl::StrFormat("%#x is not pinned", address.value()));
   }
   --special->second.pins;
-  if (special->second.empty()) {
-    special_.erase(special);
-    block.record().store(block.record().load().WithSpecial(false));
-  }
+  DropIfPlain(block);
   return absl::OkStatus();
+}
+
+void DeviceAllocator::Impl::DropIfPlain(Block block) {
+  const auto special = special_.find(block.address().value());
+  if (!special->second.empty()) return;
+  special_.erase(special);
+  block.record().store(block.record().load().WithSpecial(false));
 }
 
 bool DeviceAllocator::Impl::IsPinned(Block block) const {
@@ -51,9 +55,7 @@ bool DeviceAllocator::Impl::IsPinned(Block block) const {
 }
 
 bool DeviceAllocator::Impl::IsMovable(Block block) const {
-  if (!block.record().load().special()) return false;
-  const SpecialBlock& special = special_.find(block.address().value())->second;
-  return special.movable && special.pins == 0;
+  return block.record().load().movable() && !IsPinned(block);
 }
 
 // ---- Passes -----------------------------------------------------------------
@@ -152,13 +154,18 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
                               mutex_) { return IsMovable(block); };
   RelocationLimits left = limits;
   const uint64_t before = mapped_.bytes;
+  // A free on the fast path takes no lock: none may come between the look at a
+  // block and the mark that it moves.
+  StopCaches(caches_);
   for (const auto& heap : heaps_) {
     if (heap->asleep()) continue;
     if (heap->kept_for_graphs()) continue;
     if (limits.owner && heap->owner() != *limits.owner) continue;
     for (const OwnerHeap::Move& move : heap->PlanRelocation(left, is_movable)) {
       const DeviceAddress from = move.from.address();
-      special_.find(from.value())->second.moving = true;
+      AtomicSlotRecord& record = move.from.record();
+      record.store(record.load().WithSpecial(true));
+      special_[from.value()].moving = true;
       reserved_bytes_ += move.to.size();
       pass->moves.push_back({from, move.to.address(),
                              Bytes(RequestedOf(move.from)), heap->owner()});
@@ -166,6 +173,7 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
       --left.max_moves;
     }
   }
+  ResumeCaches(caches_);
   pass->bytes_taken = mapped_.bytes - before;
   pass->actions.resize(pass->moves.size(), MoveAction::kCopy);
   CheckAfterMutation();
@@ -205,9 +213,9 @@ void DeviceAllocator::Impl::FinishMove(const RelocationMove& move,
   const Block to = block_at(move.to);
   OwnerHeap* const heap = from.span->heap;
   reserved_bytes_ -= to.size();
-  const auto special = special_.find(move.from.value());
-  special->second.moving = false;
+  special_.find(move.from.value())->second.moving = false;
   if (action == MoveAction::kIgnore) {
+    DropIfPlain(from);
     heap->Free(to);
     return;
   }
@@ -219,11 +227,13 @@ void DeviceAllocator::Impl::FinishMove(const RelocationMove& move,
   if (action == MoveAction::kCopy) {
     to.record().store(SlotRecord::Live(was.waste(), was.stream(),
                                        /*inherits=*/false)
+                          .WithMovable(true)
                           .WithSpecial(true));
-    SpecialBlock moved = std::move(special->second);
-    special_.erase(special);
+    SpecialBlock moved =
+        std::move(special_.extract(move.from.value()).mapped());
     if (moved.sampled) sampler_->OnMove(move.from, move.to);
     special_[move.to.value()] = std::move(moved);
+    DropIfPlain(to);
     Trace(TraceAction::kAllocate, info.owner, move.to, info.requested,
           info.stream);
   } else {

@@ -3,15 +3,23 @@
 #ifndef QUIRE_ALLOC_PIECE_H_
 #define QUIRE_ALLOC_PIECE_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/container/inlined_vector.h"
+#include "quire/alloc/units.h"
 
 namespace quire {
 
 // Pieces begin and end at multiples of this: PyTorch's block size, and more
 // than any kernel's vector load or copy engine asks for.
 inline constexpr uint64_t kPieceGrain = 512;
+
+// What an allocation of `size` takes of an arena. REQUIRES: `size` is that of
+// something that may exist, so that rounding up does not overflow.
+inline uint64_t PieceBytes(Bytes size) {
+  return std::max(*CheckedAlignUp(size.value(), kPieceGrain), kPieceGrain);
+}
 
 struct Piece {
   uint64_t begin = 0;

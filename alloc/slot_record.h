@@ -28,7 +28,7 @@ class SlotRecord {
  public:
   static constexpr int kWasteBits = 21;
   static constexpr uint32_t kMaxWaste = (1u << kWasteBits) - 1;
-  static constexpr int kStreamBits = 7;
+  static constexpr int kStreamBits = 6;
   // Stands for every stream that has no index of its own.
   static constexpr uint32_t kOtherStream = (1u << kStreamBits) - 1;
 
@@ -60,11 +60,13 @@ class SlotRecord {
   // queued there was known to be done: whoever else gets it must wait for that
   // as well.
   constexpr bool inherits() const { return (word_ & kInherits) != 0; }
+  // A relocation pass may move it.
+  constexpr bool movable() const { return (word_ & kMovable) != 0; }
   constexpr uint32_t waste() const { return word_ >> kWasteShift & kMaxWaste; }
   constexpr uint32_t stream() const { return word_ >> kStreamShift; }
 
   constexpr SlotRecord Freed() const {
-    return SlotRecord((word_ & ~(3u | kSpecial)) |
+    return SlotRecord((word_ & ~(3u | kSpecial | kMovable)) |
                       static_cast<uint32_t>(SlotUse::kFreed));
   }
   constexpr SlotRecord WithInherits(bool inherits) const {
@@ -73,11 +75,15 @@ class SlotRecord {
   constexpr SlotRecord WithSpecial(bool special) const {
     return SlotRecord(special ? word_ | kSpecial : word_ & ~kSpecial);
   }
+  constexpr SlotRecord WithMovable(bool movable) const {
+    return SlotRecord(movable ? word_ | kMovable : word_ & ~kMovable);
+  }
 
  private:
   static constexpr uint32_t kSpecial = 4;
   static constexpr uint32_t kInherits = 8;
-  static constexpr int kWasteShift = 4;
+  static constexpr uint32_t kMovable = 16;
+  static constexpr int kWasteShift = 5;
   static constexpr int kStreamShift = kWasteShift + kWasteBits;
   static_assert(kStreamShift + kStreamBits == 32);
 
