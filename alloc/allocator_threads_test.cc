@@ -15,7 +15,9 @@
 #include "absl/base/thread_annotations.h"
 #include "alloc/testing/allocator_fixture.h"
 #include "alloc/testing/pattern.h"
+#include "quire/alloc/compaction.h"
 #include "quire/alloc/mutex.h"
+#include "quire/alloc/quiescent.h"
 
 namespace quire {
 namespace {
@@ -151,6 +153,64 @@ TEST_F(AllocatorThreadsTest, PassBlocksToEachOther) {
   EXPECT_EQ(Statistics().live_bytes, 0u);
   EXPECT_EQ(Statistics().total_allocations, Statistics().total_frees);
   Free(AllocatePages(kLimitPages));
+}
+
+// A free takes no lock where it can: none may come between a pass's look at a
+// block and its mark that the block moves. Nothing is moved here, since threads
+// keep their pointers.
+TEST_F(AllocatorThreadsTest, FreeWhilePassesBegin) {
+  constexpr int kFreers = 2;
+  constexpr size_t kMoves = 4'000;
+  constexpr int kMostPasses = 20'000;
+  std::atomic<bool> done{false};
+  std::vector<std::thread> freers;
+  for (int i = 0; i < kFreers; ++i) {
+    freers.emplace_back([this, i, &done] {
+      std::mt19937_64 random(i + 1);
+      AllocateOptions options;
+      options.movable = true;
+      // Many, then few: what is left lies far apart, and would move.
+      std::vector<DeviceAddress> held(512);
+      for (uint64_t step = 0; !done; ++step) {
+        DeviceAddress& address = held[random() % held.size()];
+        const bool grows = step / held.size() % 2 == 0;
+        if (address.null() != grows) continue;
+        if (grows) {
+          const auto made = allocator_->Allocate(Bytes(1000), options);
+          Expect(made.status());
+          if (made.ok()) address = *made;
+          continue;
+        }
+        // Refused while it moves.
+        const absl::Status freed = allocator_->Free(address);
+        if (absl::IsFailedPrecondition(freed)) continue;
+        Expect(freed);
+        address = DeviceAddress();
+      }
+      for (const DeviceAddress address : held) {
+        if (!address.null()) Expect(allocator_->Free(address));
+      }
+    });
+  }
+  size_t moves = 0;
+  for (int i = 0; i < kMostPasses && moves < kMoves; ++i) {
+    const auto section = QuiescentSection::Begin(memory_.get(), {});
+    Expect(section.status());
+    auto pass = allocator_->BeginRelocation(*section);
+    Expect(pass.status());
+    moves += pass->moves().size();
+    for (size_t move = 0; move < pass->moves().size(); ++move) {
+      pass->SetAction(move, MoveAction::kIgnore);
+    }
+    pass->End();
+    Expect(allocator_->CheckInvariants());
+    std::this_thread::yield();
+  }
+  done = true;
+  for (std::thread& freer : freers) freer.join();
+  EXPECT_EQ(wrong_, 0u);
+  EXPECT_EQ(Statistics().live_allocations, 0u);
+  EXPECT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
 }
 
 }  // namespace
