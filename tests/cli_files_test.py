@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Checkpoints, logits and snapshots that the quire program reads and writes.
+
+    cli_files_test.py QUIRE_PROGRAM
+"""
+
+import json
+import pickle
+import struct
+import unittest
+import zlib
+
+from cli_testing import (EXACT, GOLDEN, VerbCase, golden_case,
+                         read_safetensors, run, write_safetensors)
+
+
+class FilesTest(VerbCase):
+    def test_inspect_counts_what_the_file_has(self):
+        case = golden_case("gptq")
+        report = self.run_json("inspect", case, "--json")
+        tensors = size = 0
+        for file in case.glob("*.safetensors"):
+            header, data = read_safetensors(file)
+            header.pop("__metadata__", None)
+            tensors += len(header)
+            size += len(data)
+        self.assertEqual(report["tensors"], tensors)
+        self.assertEqual(report["bytes"], size)
+        self.assertEqual(report["defects"], [])
+        self.assertTrue(report["runnable"])
+        self.assertEqual(report["family"], "llama")
+
+    def test_load_verifies_against_a_manifest(self):
+        data = bytes(range(256)) * 64
+        write_safetensors(self.folder / "model.safetensors",
+                          {"w": {"dtype": "U8", "shape": [len(data)],
+                                 "data_offsets": [0, len(data)]}}, data)
+        (self.folder / "config.json").write_text('{"model_type": "any"}')
+        entry = {"crc32": "%08x" % zlib.crc32(data)}
+        manifest = {"files": {"model.safetensors": {"tensors": {"w": entry}}}}
+        (self.folder / "manifest.json").write_text(json.dumps(manifest))
+        for backing in ("memory", "none"):
+            report = self.run_json("load", self.folder, "--verify", "--backing",
+                                   backing, "--json")
+            self.assertEqual(report["bytes"], len(data))
+            self.assertEqual(report["verified_tensors"], 1)
+            self.assertLessEqual(report["staging_peak"], 64 << 20)
+        entry["crc32"] = "00000000"
+        (self.folder / "manifest.json").write_text(json.dumps(manifest))
+        result = run("load", self.folder, "--verify")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("tensor w", result.stderr)
+
+    def test_load_refuses_what_inspect_finds_wrong(self):
+        case = GOLDEN / "gptq-w4-sym"
+        for file in case.iterdir():
+            (self.folder / file.name).write_bytes(file.read_bytes())
+        self.assertEqual(run("load", self.folder).returncode, 0)
+        header, data = read_safetensors(case / "model.safetensors")
+        name = "model.layers.0.mlp.up_proj.qweight"
+        shape = header[name]["shape"]
+        header[name]["shape"] = [shape[0] * 2, shape[1] // 2]
+        write_safetensors(self.folder / "model.safetensors", header, data)
+        for verb in ("load", "inspect"):
+            result = run(verb, self.folder)
+            self.assertEqual(result.returncode, 1, verb)
+            self.assertIn(name, result.stderr)
+        # Where nothing says what it is, it is a sound file.
+        for file in ("config.json", "quantize_config.json"):
+            (self.folder / file).write_text("{}")
+        self.assertEqual(run("load", self.folder).returncode, 0)
+
+    def test_logits_are_a_numpy_file(self):
+        case = golden_case("plain")
+        output = self.folder / "out.npy"
+        expect = json.loads((case / "expect.json").read_text())
+        prompt = expect["prompt"]
+        result = run("logits", case, "--tokens", ",".join(map(str, prompt)),
+                     "--output", output, *EXACT)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        reference = (case / expect["logits"]).read_bytes()
+        written = output.read_bytes()
+
+        def parse(raw):
+            length = struct.unpack("<H", raw[8:10])[0]
+            values = raw[10 + length:]
+            return eval(raw[10:10 + length]), struct.unpack(
+                "<%df" % (len(values) // 4), values)
+
+        header, values = parse(written)
+        reference_header, reference_values = parse(reference)
+        self.assertEqual(header["shape"], reference_header["shape"])
+        self.assertEqual(len(written) % 64, len(values) * 4 % 64)
+        largest = max(map(abs, reference_values))
+        error = max(abs(a - b) for a, b in zip(values, reference_values))
+        self.assertLessEqual(error / largest, expect["rtol"])
+
+    def test_quantized_checkpoint_runs(self):
+        self.check_quantization(golden_case("plain"))
+
+    def test_quantized_checkpoint_of_another_family_runs(self):
+        self.check_quantization(golden_case("qwen3-plain"))
+
+    def check_quantization(self, case):
+        tokens = sorted((GOLDEN / "tokenizers").iterdir())[0]
+        model = self.folder / "model"
+        model.mkdir()
+        for file in list(case.iterdir()) + [tokens / "tokenizer.json"]:
+            (model / file.name).write_bytes(file.read_bytes())
+        for method in ("gptq", "rtn"):
+            out = self.folder / method
+            report = self.run_json(
+                "quantize", model, out, "--group-size", "32", "--method",
+                method, "--calibration-sequences", "4", "--calibration-length",
+                "48", "--json", "--device-memory", "1GiB")
+            self.assertGreater(report["modules"], 0)
+            inspected = self.run_json("inspect", out, "--json")
+            self.assertEqual(inspected["quantization"]["modules"],
+                             report["modules"])
+            answer = self.run_json("generate", out, "--tokens", "1,2,3",
+                                   "--max-new-tokens", "4", "--ignore-eos",
+                                   "--json", *EXACT)
+            self.assertEqual(len(answer["tokens"]), 4)
+        again = run("quantize", model, self.folder / "rtn", "--method", "rtn")
+        self.assertEqual(again.returncode, 1)
+        self.assertIn("not empty", again.stderr)
+
+    def test_memory_snapshot_can_be_read_back(self):
+        snapshot = self.folder / "snapshot.json"
+        page = self.folder / "page.html"
+        result = run("generate", golden_case("gptq"), "--tokens", "1,2",
+                     "--max-new-tokens", "4", "--memory-snapshot", snapshot,
+                     "--memory-report", *EXACT)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("weights", result.stderr)
+        pickled = self.folder / "snapshot.pickle"
+        result = run("memory", snapshot, "--html", page, "--pytorch", pickled)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("weights", result.stdout)
+        self.assertNotIn("http://", page.read_text().replace(
+            "http://www.w3.org/", ""))
+        blocks = [block
+                  for segment in pickle.loads(pickled.read_bytes())["segments"]
+                  for block in segment["blocks"]]
+        self.assertIn("weights", [block["frames"][0]["name"]
+                                  for block in blocks if block["frames"]])
+
+
+if __name__ == "__main__":
+    unittest.main()

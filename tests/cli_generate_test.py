@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Tokens that the quire program adds to prompts.
+
+    cli_generate_test.py QUIRE_PROGRAM
+"""
+
+import json
+import unittest
+
+from cli_testing import (EXACT, GOLDEN, VerbCase, golden_case, run)
+
+
+class GenerateTest(VerbCase):
+    def test_generate_continues_as_the_reference(self):
+        case = golden_case("gptq")
+        expect = json.loads((case / "expect.json").read_text())
+        tokens = ",".join(map(str, expect["prompt"]))
+        count = str(len(expect["greedy"]))
+        answer = self.run_json("generate", case, "--tokens", tokens,
+                               "--max-new-tokens", count, "--temperature", "0",
+                               "--json", *EXACT)
+        self.assertEqual(answer["tokens"], expect["greedy"])
+        batch = self.run_json("generate", case, "--tokens", tokens, "--tokens",
+                              tokens, "--max-new-tokens", count, "--json",
+                              *EXACT)
+        self.assertEqual([s["tokens"] for s in batch["sequences"]],
+                         [expect["greedy"]] * 2)
+
+    def test_every_kv_cache_continues_as_the_reference(self):
+        case = golden_case("gptq")
+        expect = json.loads((case / "expect.json").read_text())
+        tokens = ",".join(map(str, expect["prompt"]))
+        for flags in (["contiguous"], ["static"], ["paged"],
+                      ["paged", "--block-size", "4"]):
+            answer = self.run_json("generate", case, "--tokens", tokens,
+                                   "--max-new-tokens", len(expect["greedy"]),
+                                   "--json", "--kv-cache", *flags, *EXACT)
+            self.assertEqual(answer["tokens"], expect["greedy"], flags)
+            speed = self.run_json("bench", case, "--prompt-tokens", "20",
+                                  "--new-tokens", "4", "--json", "--kv-cache",
+                                  *flags, *EXACT)
+            self.assertEqual(speed["kv_cache"], flags[0])
+            self.assertGreater(speed["prompt_tokens_per_second"], 0)
+
+    def test_adapters_are_chosen_for_each_sequence(self):
+        case = golden_case("lora-patterns")
+        expect = json.loads((case / "expect.json").read_text())
+        tokens = ",".join(map(str, expect["prompt"]))
+        arguments = ["generate", case, "--max-new-tokens",
+                     len(expect["greedy"]), "--json", *EXACT]
+        adapter = ["--adapter", case / "adapter"]
+        answer = self.run_json(*arguments, "--tokens", tokens, *adapter)
+        self.assertEqual(answer["tokens"], expect["greedy"])
+        base = self.run_json(*arguments, "--tokens", tokens)
+        self.assertNotEqual(base["tokens"], expect["greedy"])
+        both = self.run_json(*arguments, "--tokens", tokens, "--tokens", tokens,
+                             *adapter, "--adapter", "none")
+        self.assertEqual([s["tokens"] for s in both["sequences"]],
+                         [expect["greedy"], base["tokens"]])
+        result = run(*arguments, "--tokens", tokens, *adapter, *adapter)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        plan = self.run_json("plan", case, *adapter, "--json",
+                             "--device-memory", "64MiB")
+        self.assertEqual(plan["adapters"][0]["name"], "adapter")
+        self.assertGreater(plan["adapters"][0]["bytes"], 0)
+
+    def test_the_adapter_that_belongs_to_a_model_is_applied(self):
+        case = GOLDEN / "lora-patterns"
+        expect = json.loads((case / "expect.json").read_text())
+        prompt = ",".join(map(str, expect["prompt"]))
+        greedy = ["--tokens", prompt, "--temperature", "0", "--max-new-tokens",
+                  len(expect["greedy"]), "--ignore-eos", "--json", *EXACT]
+        for place in ("lora_adapter", "."):
+            model = self.folder / f"with-{place}"
+            (model / place).mkdir(parents=True)
+            for file in case.iterdir():
+                if file.is_file():
+                    (model / file.name).write_bytes(file.read_bytes())
+            for file in (case / "adapter").iterdir():
+                (model / place / file.name).write_bytes(file.read_bytes())
+            answer = run("generate", model, *greedy)
+            self.assertEqual(answer.returncode, 0, answer.stderr)
+            self.assertIn("belongs to the model", answer.stderr)
+            self.assertEqual(json.loads(answer.stdout)["tokens"],
+                             expect["greedy"], place)
+            self.assertEqual(
+                len(self.run_json("plan", model, "--json")["adapters"]), 1)
+            base = self.run_json("generate", case, *greedy)["tokens"]
+            self.assertNotEqual(base, expect["greedy"])
+            self.assertEqual(
+                self.run_json("generate", model, "--adapter", "none",
+                              *greedy)["tokens"], base, place)
+            written = [self.folder / f"{name}.npy" for name in ("own", "given")]
+            for output, arguments in zip(
+                    written, ([], ["--adapter", case / "adapter"])):
+                result = run("logits", model, "--tokens", prompt, "--output",
+                             output, *arguments, *EXACT)
+                self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(*(output.read_bytes() for output in written))
+
+    def test_an_adapter_that_is_none_is_refused_in_one_line(self):
+        case = golden_case("lora-patterns")
+        for folder, mention in ((case, "adapter_config.json"),
+                                (self.folder / "nowhere", "nowhere")):
+            for verb in (["logits", "--output", self.folder / "out.npy"],
+                         ["generate"]):
+                result = run(*verb, case, "--tokens", "1,2", "--adapter",
+                             folder, *EXACT)
+                self.assertEqual(result.returncode, 1, result.stderr)
+                self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+                self.assertIn(mention, result.stderr)
+
+    def test_the_model_says_how_to_sample_where_the_user_does_not(self):
+        for file in golden_case("gptq").iterdir():
+            (self.folder / file.name).write_bytes(file.read_bytes())
+        (self.folder / "generation_config.json").write_text(json.dumps(
+            {"do_sample": True, "temperature": 1.5, "max_new_tokens": 9,
+             "max_length": 8, "eos_token_id": 2}))
+        arguments = ["generate", self.folder, "--tokens", "1,2,3", "--json",
+                     "--ignore-eos", *EXACT]
+        seeds = [self.run_json(*arguments, "--seed", seed)["tokens"]
+                 for seed in range(6)]
+        self.assertEqual({len(tokens) for tokens in seeds}, {8 - 3})
+        self.assertGreater(len({tuple(tokens) for tokens in seeds}), 1)
+        greedy = [self.run_json(*arguments, "--seed", seed, "--temperature",
+                                "0", "--max-new-tokens", "12")["tokens"]
+                  for seed in range(2)]
+        self.assertEqual(greedy[0], greedy[1])
+        self.assertEqual(len(greedy[0]), 12)
+
+    def test_a_seed_decides_the_sample(self):
+        case = golden_case("gptq")
+        arguments = ["generate", case, "--tokens", "1,2,3", "--max-new-tokens",
+                     "12", "--temperature", "1", "--json", *EXACT]
+        def tokens(seed):
+            return self.run_json(*arguments, "--seed", seed)["tokens"]
+        first = tokens("5")
+        self.assertEqual(first, tokens("5"))
+        self.assertNotEqual(first, tokens("6"))
+
+
+if __name__ == "__main__":
+    unittest.main()
