@@ -92,8 +92,33 @@ class Day {
     }
     process_.reset();
     QUIRE_ASSIGN_OR_RETURN(
-        process_, SwitchingProcess::Start(scenario_.usable, spec_, streams));
+        process_, SwitchingProcess::Start(scenario_.usable, spec_, streams,
+                                          NeedOwners()));
+    result_.owners = process_->has_owners();
     return absl::OkStatus();
+  }
+
+  // Whose memory is whose matters where it is taken away from under its
+  // addresses, or kept. Elsewhere it costs: owners share no page.
+  bool NeedOwners() const {
+    const auto any = [&](auto passes) {
+      return std::any_of(scenario_.steps.begin(), scenario_.steps.end(),
+                         passes);
+    };
+    switch (strategy_) {
+      case SwitchStrategy::kSleep:
+        return true;
+      case SwitchStrategy::kReload:
+      case SwitchStrategy::kRestart:
+        return false;
+      case SwitchStrategy::kShared:
+        if (any(IsPool)) return true;
+        break;
+      case SwitchStrategy::kKeep:
+        break;
+    }
+    return any(
+        [](const ScenarioStep& step) { return step.kind == Kind::kSleep; });
   }
 
   uint64_t calls() const { return past_calls_ + process_->calls(); }

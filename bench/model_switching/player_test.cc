@@ -301,6 +301,51 @@ TEST(ScenarioPlayerTest, TellsTheLastDayApart) {
   }
 }
 
+// Owners share no page: where nobody sleeps and no pool is kept, models are
+// none.
+TEST(ScenarioPlayerTest, MakesOwnersWhereTheyAreNeeded) {
+  const std::map<std::string, Workload> workloads = {{"a", SmallModel()},
+                                                     {"b", SmallModel()}};
+  const Scenario turns = ReadOne(kTurns, GiB(1).value(), "0,0,0,0,0,0,0,0");
+  const Scenario sleeps = ReadOne(
+      R"({"do": "load", "workload": "a"}, {"do": "sleep", "workload": "a"})",
+      GiB(1).value(), "0,0");
+  const Scenario pool = ReadOne(
+      R"({"do": "reserve", "name": "kv", "count": 8, "bytes_each": 2097152})",
+      GiB(1).value(), "0");
+  const auto has_owners = [&](const Scenario& scenario,
+                              SwitchStrategy strategy) {
+    return Play(scenario, workloads, "quire", strategy).owners;
+  };
+  for (const SwitchStrategy strategy : kSwitchStrategies) {
+    SCOPED_TRACE(SwitchStrategyName(strategy));
+    const bool sleep = strategy == SwitchStrategy::kSleep;
+    const bool shared = strategy == SwitchStrategy::kShared;
+    const bool keep = strategy == SwitchStrategy::kKeep;
+    EXPECT_EQ(has_owners(turns, strategy), sleep);
+    EXPECT_EQ(has_owners(sleeps, strategy), sleep || shared || keep);
+    EXPECT_EQ(has_owners(pool, strategy), sleep || shared);
+    EXPECT_FALSE(Play(turns, workloads, "pytorch", strategy).owners);
+  }
+}
+
+// A model's pages serve the next one as they are mapped.
+TEST(ScenarioPlayerTest, MakesNoCallsOnceTheCachesAreFull) {
+  const Scenario scenario = ReadOne(kTurns, MiB(96).value(), "0,0,0,0,0,0,0,0");
+  const std::map<std::string, Workload> workloads = {{"a", SmallModel()},
+                                                     {"b", SmallModel()}};
+  SwitchingOptions options;
+  options.strategy = SwitchStrategy::kReload;
+  options.days = 2;
+  for (const char* policy : {"quire", "pytorch"}) {
+    const auto result =
+        PlayScenario(scenario, workloads, *ParsePolicySpec(policy), options);
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_TRUE(result->last_day);
+    EXPECT_EQ(result->last_day->driver_calls, 0u) << policy;
+  }
+}
+
 TEST(CountMinimaTest, CountsWhatEachStrategyNeeds) {
   const Scenario scenario = ReadOne(kTurns, MiB(96).value(), "0,0,0,0,0,0,0,0");
   const std::map<std::string, Workload> workloads = {{"a", SmallModel()},

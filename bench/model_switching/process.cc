@@ -9,11 +9,12 @@
 namespace quire {
 
 absl::StatusOr<std::unique_ptr<SwitchingProcess>> SwitchingProcess::Start(
-    Bytes usable, const PolicySpec& policy, size_t streams) {
+    Bytes usable, const PolicySpec& policy, size_t streams, bool owners) {
   auto process = absl::WrapUnique(new SwitchingProcess());
   QUIRE_ASSIGN_OR_RETURN(process->device_, SimulatedDevice::Create(usable));
   SimulatedDevice* const device = process->device_.get();
   QUIRE_ASSIGN_OR_RETURN(process->policy_, policy.Create(device));
+  if (owners) process->owners_ = process->policy_->owners();
   while (process->streams_.size() < streams) {
     QUIRE_ASSIGN_OR_RETURN(const StreamId stream,
                            device->driver()->CreateStream(DeviceId(0)));
@@ -49,7 +50,7 @@ Bytes SwitchingProcess::RequestedBy(const std::string& name) const {
 
 absl::StatusOr<DeviceAddress> SwitchingProcess::AllocateFor(
     const std::string& name, Bytes size, size_t stream) {
-  if (PolicyOwners* const owners = policy_->owners()) owners->Select(name);
+  if (owners_ != nullptr) owners_->Select(name);
   QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
                          policy_->Allocate(size, streams_[stream]));
   // Memory that could be had is no sum that wraps.
@@ -112,8 +113,8 @@ absl::StatusOr<Bytes> SwitchingProcess::Sleep(const std::string& name) {
   Model& model = models_.at(name);
   if (model.asleep) return Bytes(0);
   model.in_host = model.requested;
-  if (PolicyOwners* const owners = policy_->owners()) {
-    QUIRE_ASSIGN_OR_RETURN(model.in_host, owners->Sleep(name));
+  if (owners_ != nullptr) {
+    QUIRE_ASSIGN_OR_RETURN(model.in_host, owners_->Sleep(name));
   } else {
     QUIRE_RETURN_IF_ERROR(GiveUp(&model));
   }
@@ -133,8 +134,8 @@ absl::Status SwitchingProcess::GiveUp(Model* model) {
 absl::StatusOr<Bytes> SwitchingProcess::Wake(const std::string& name) {
   Model& model = models_.at(name);
   if (!model.asleep) return Bytes(0);
-  if (PolicyOwners* const owners = policy_->owners()) {
-    QUIRE_RETURN_IF_ERROR(owners->Wake(name).status());
+  if (owners_ != nullptr) {
+    QUIRE_RETURN_IF_ERROR(owners_->Wake(name).status());
     requested_ += model.requested.value();
   } else {
     QUIRE_RETURN_IF_ERROR(TakeBack(name, &model));
@@ -166,9 +167,8 @@ absl::Status SwitchingProcess::TakeBack(const std::string& name, Model* model) {
 
 absl::Status SwitchingProcess::SetMinimum(const std::string& name,
                                           Bytes minimum) {
-  PolicyOwners* const owners = policy_->owners();
-  return owners == nullptr ? absl::OkStatus()
-                           : owners->SetMinimum(name, minimum);
+  return owners_ == nullptr ? absl::OkStatus()
+                            : owners_->SetMinimum(name, minimum);
 }
 
 }  // namespace quire

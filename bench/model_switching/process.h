@@ -26,9 +26,11 @@ namespace quire {
 
 class SwitchingProcess {
  public:
-  // With `streams` streams, at least one. Errors: the driver's, the policy's.
+  // With `streams` streams, at least one. `owners`: models are owners of their
+  // own, where the policy knows owners; without, they sleep as everywhere else.
+  // Errors: the driver's, the policy's.
   static absl::StatusOr<std::unique_ptr<SwitchingProcess>> Start(
-      Bytes usable, const PolicySpec& policy, size_t streams);
+      Bytes usable, const PolicySpec& policy, size_t streams, bool owners);
 
   // Holds nothing yet. `made_by` is what to do to have it again, and outlives
   // the process. REQUIRES: not there.
@@ -65,6 +67,7 @@ class SwitchingProcess {
   // system knows no owners.
   absl::Status SetMinimum(const std::string& name, Bytes minimum);
 
+  bool has_owners() const { return owners_ != nullptr; }
   Bytes usable() const { return device_->memory(); }
   Bytes requested() const { return Bytes(requested_); }  // live and awake
   Bytes reserved() const { return policy_->GetUse().reserved; }
@@ -95,7 +98,7 @@ class SwitchingProcess {
                                             size_t stream);
   // Only what is awake has memory of the policy, where it knows no owners.
   bool HoldsMemory(const Model& model) const {
-    return !model.asleep || policy_->owners() != nullptr;
+    return !model.asleep || owners_ != nullptr;
   }
   absl::Status FreeHeld(Model* model, const Held& held, size_t stream);
   absl::Status GiveUp(Model* model);
@@ -103,6 +106,7 @@ class SwitchingProcess {
 
   std::unique_ptr<SimulatedDevice> device_;
   std::unique_ptr<AllocatorPolicy> policy_;  // destroyed before the device
+  PolicyOwners* owners_ = nullptr;  // null: models are nobody to the policy
   std::vector<StreamId> streams_;
   std::map<std::string, Model> models_;
   std::vector<std::string> order_;  // of models_

@@ -121,6 +121,7 @@ json RunToJson(const SwitchingRun& run, const json& settings) {
                  {"driver_calls", result.driver_calls()},
                  {"virtual_ms", Milliseconds(result.virtual_nanoseconds())},
                  {"last_day", LastDay(result)},
+                 {"owners", result.owners},
                  {"bytes_moved", Moved(cost).value()},
                  {"bytes_loaded", cost.loaded.value()},
                  {"bytes_copied_out", cost.copied_out.value()},

@@ -69,6 +69,7 @@ struct ScenarioResult {
   uint64_t capacity_failures = 0;
   uint64_t fragmentation_failures = 0;
   std::optional<DayCost> last_day;  // where there are two or more
+  bool owners = false;  // each model was an owner of its own to the policy
 
   SwitchCost cost() const;
   uint64_t wake_nanoseconds() const;

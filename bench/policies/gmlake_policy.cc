@@ -40,27 +40,27 @@ absl::StatusOr<DeviceAddress> GmlakePolicy::Allocate(Bytes size,
 
 absl::StatusOr<GmlakePolicy::Handed> GmlakePolicy::Find(uint64_t pages) {
   const uint64_t size = pages * kPage;
-  const auto fit = free_.lower_bound(pages);
-  if (fit != free_.end() && (*fit)->pages.size() == pages) {
-    return Handed{*fit, nullptr, size};
+  const auto fit = free_.lower_bound({pages, 0, nullptr});
+  if (fit != free_.end() && fit->size == pages) {
+    return Handed{fit->block, nullptr, size};
   }
   if (Stitched* const same = FindStitched(size)) {
     return Handed{nullptr, same, size};
   }
   if (fit != free_.end()) {
-    QUIRE_ASSIGN_OR_RETURN(Primitive* const part, Split(*fit, pages));
+    QUIRE_ASSIGN_OR_RETURN(Primitive* const part, Split(fit->block, pages));
     return Handed{part, nullptr, size};
   }
   std::vector<Primitive*> parts;
   Primitive* larger = nullptr;  // than what is missing
   uint64_t missing = pages;
   for (auto it = free_.rbegin(); it != free_.rend() && missing > 0; ++it) {
-    if ((*it)->pages.size() > missing) {
-      larger = *it;
+    if (it->size > missing) {
+      larger = it->block;
       break;
     }
-    parts.push_back(*it);
-    missing -= (*it)->pages.size();
+    parts.push_back(it->block);
+    missing -= it->size;
   }
   if (missing > 0) {
     absl::StatusOr<Primitive*> rest =
@@ -74,29 +74,25 @@ absl::StatusOr<GmlakePolicy::Handed> GmlakePolicy::Find(uint64_t pages) {
 }
 
 GmlakePolicy::Stitched* GmlakePolicy::FindStitched(uint64_t size) const {
-  Stitched key;
-  key.size = size;
-  const auto found = free_stitched_.lower_bound(&key);
-  if (found == free_stitched_.end() || (*found)->size != size) return nullptr;
-  return *found;
+  const auto found = free_stitched_.lower_bound({size, 0, nullptr});
+  if (found == free_stitched_.end() || found->size != size) return nullptr;
+  return found->block;
 }
 
 absl::StatusOr<uint64_t> GmlakePolicy::MapPages(
     const std::vector<PageHandle>& pages) {
-  HostDriver* const driver = device_->driver();
-  const Bytes size(pages.size() * kPage);
   QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
-                         driver->ReserveAddress(size, Bytes(0)));
-  absl::Status mapped = driver->Map(address, pages);
+                         device_->ReserveAddress(Bytes(pages.size() * kPage)));
+  absl::Status mapped = device_->driver()->Map(address, pages);
   if (mapped.ok()) return address.value();
-  mapped.Update(driver->ReleaseAddress(address, size));
+  mapped.Update(device_->ReleaseAddress(address));
   return mapped;
 }
 
 absl::Status GmlakePolicy::UnmapPages(uint64_t address, uint64_t size) {
   QUIRE_RETURN_IF_ERROR(
       device_->driver()->Unmap(DeviceAddress(address), Bytes(size)));
-  return device_->driver()->ReleaseAddress(DeviceAddress(address), Bytes(size));
+  return device_->ReleaseAddress(DeviceAddress(address));
 }
 
 absl::StatusOr<GmlakePolicy::Primitive*> GmlakePolicy::NewPrimitive(
@@ -121,7 +117,7 @@ absl::StatusOr<GmlakePolicy::Primitive*> GmlakePolicy::NewPrimitive(
   if (!address.ok()) return give_up(address.status());
   block->address = *address;
   reserved_ += pages * kPage;
-  free_.insert(block.get());
+  free_.insert(EntryOf(block.get()));
   primitives_.push_back(std::move(block));
   return primitives_.back().get();
 }
@@ -141,7 +137,7 @@ absl::StatusOr<GmlakePolicy::Primitive*> GmlakePolicy::Split(Primitive* block,
   }
   rest->address = *behind;
 
-  free_.erase(block);
+  free_.erase(EntryOf(block));
   for (Stitched* const stitched : block->in) {
     const auto place =
         std::find(stitched->parts.begin(), stitched->parts.end(), block);
@@ -156,10 +152,10 @@ absl::StatusOr<GmlakePolicy::Primitive*> GmlakePolicy::Split(Primitive* block,
   block->pages = first;
   block->address = address;
   for (Primitive* const part : whole->parts) {
-    part->in.insert(whole.get());
-    free_.insert(part);
+    part->in.push_back(whole.get());
+    free_.insert(EntryOf(part));
   }
-  free_stitched_.insert(whole.get());
+  free_stitched_.insert(EntryOf(whole.get()));
   stitched_bytes_ += whole->size;
   Stitched* const key = whole.get();
   stitched_[key] = std::move(whole);
@@ -178,8 +174,8 @@ absl::StatusOr<GmlakePolicy::Stitched*> GmlakePolicy::Stitch(
   stitched->size = pages.size() * kPage;
   stitched->parts = std::move(parts);
   Stitched* const key = stitched.get();
-  for (Primitive* const part : key->parts) part->in.insert(key);
-  free_stitched_.insert(key);
+  for (Primitive* const part : key->parts) part->in.push_back(key);
+  free_stitched_.insert(EntryOf(key));
   stitched_bytes_ += key->size;
   stitched_[key] = std::move(stitched);
   return key;
@@ -188,13 +184,14 @@ absl::StatusOr<GmlakePolicy::Stitched*> GmlakePolicy::Stitch(
 absl::Status GmlakePolicy::LimitStitched() {
   const uint64_t limit = 2 * device_->memory().value();
   while (stitched_bytes_ > limit && !free_stitched_.empty()) {
-    Stitched* const oldest =
-        *std::min_element(free_stitched_.begin(), free_stitched_.end(),
-                          [](const Stitched* a, const Stitched* b) {
-                            return a->last_use < b->last_use;
-                          });
-    free_stitched_.erase(oldest);
-    for (Primitive* const part : oldest->parts) part->in.erase(oldest);
+    const auto found = std::min_element(
+        free_stitched_.begin(), free_stitched_.end(),
+        [](const Entry<Stitched>& a, const Entry<Stitched>& b) {
+          return a.block->last_use < b.block->last_use;
+        });
+    Stitched* const oldest = found->block;
+    free_stitched_.erase(found);
+    for (Primitive* const part : oldest->parts) std::erase(part->in, oldest);
     stitched_bytes_ -= oldest->size;
     QUIRE_RETURN_IF_ERROR(UnmapPages(oldest->address, oldest->size));
     stitched_.erase(oldest);
@@ -204,15 +201,17 @@ absl::Status GmlakePolicy::LimitStitched() {
 
 void GmlakePolicy::SetInUse(Primitive* block, bool in_use) {
   if (in_use) {
-    free_.erase(block);
+    free_.erase(EntryOf(block));
   } else {
-    free_.insert(block);
+    free_.insert(EntryOf(block));
   }
   for (Stitched* const stitched : block->in) {
     if (in_use) {
-      if (stitched->parts_in_use++ == 0) free_stitched_.erase(stitched);
+      if (stitched->parts_in_use++ == 0) {
+        free_stitched_.erase(EntryOf(stitched));
+      }
     } else if (--stitched->parts_in_use == 0) {
-      free_stitched_.insert(stitched);
+      free_stitched_.insert(EntryOf(stitched));
     }
   }
 }
@@ -246,7 +245,7 @@ PolicyUse GmlakePolicy::GetUse() const {
 
 uint64_t GmlakePolicy::FreePages() const {
   uint64_t pages = 0;
-  for (const Primitive* const block : free_) pages += block->pages.size();
+  for (const Entry<Primitive>& entry : free_) pages += entry.size;
   return pages;
 }
 

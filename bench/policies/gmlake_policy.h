@@ -18,14 +18,13 @@
 #ifndef QUIRE_BENCH_POLICIES_GMLAKE_POLICY_H_
 #define QUIRE_BENCH_POLICIES_GMLAKE_POLICY_H_
 
+#include <compare>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "bench/policies/policy.h"
 #include "bench/policies/pytorch_policy.h"
 #include "bench/policies/simulated_device.h"
@@ -48,7 +47,7 @@ class GmlakePolicy : public AllocatorPolicy {
   struct Primitive {
     uint64_t address = 0;
     std::vector<PageHandle> pages;
-    absl::flat_hash_set<Stitched*> in;  // what it is a part of
+    std::vector<Stitched*> in;  // what it is a part of, each once
   };
   // The pages of several primitive blocks, mapped once more.
   struct Stitched {
@@ -58,24 +57,24 @@ class GmlakePolicy : public AllocatorPolicy {
     uint64_t parts_in_use = 0;
     uint64_t last_use = 0;
   };
-  struct ByStitchedSize {
-    bool operator()(const Stitched* a, const Stitched* b) const {
-      return std::pair(a->size, a->address) < std::pair(b->size, b->address);
-    }
+  // Free blocks in order of size and address: what decides is in the set
+  // itself, since blocks that are looked at there are many and scattered.
+  template <typename Block>
+  struct Entry {
+    uint64_t size;
+    uint64_t address;
+    Block* block;
+    friend auto operator<=>(const Entry&, const Entry&) = default;
   };
-  struct ByPrimitiveSize {
-    using is_transparent = void;
-    bool operator()(const Primitive* a, const Primitive* b) const {
-      return std::pair(a->pages.size(), a->address) <
-             std::pair(b->pages.size(), b->address);
-    }
-    bool operator()(const Primitive* a, uint64_t pages) const {
-      return a->pages.size() < pages;
-    }
-    bool operator()(uint64_t pages, const Primitive* a) const {
-      return pages < a->pages.size();
-    }
-  };
+  template <typename Block>
+  using FreeSet = absl::btree_set<Entry<Block>>;
+  static Entry<Primitive> EntryOf(Primitive* block) {
+    return {block->pages.size(), block->address, block};
+  }
+  static Entry<Stitched> EntryOf(Stitched* block) {
+    return {block->size, block->address, block};
+  }
+
   // What was handed out: one of the two.
   struct Handed {
     Primitive* primitive = nullptr;
@@ -103,8 +102,8 @@ class GmlakePolicy : public AllocatorPolicy {
   PyTorchPolicy small_;
   std::vector<std::unique_ptr<Primitive>> primitives_;
   absl::flat_hash_map<Stitched*, std::unique_ptr<Stitched>> stitched_;
-  absl::btree_set<Primitive*, ByPrimitiveSize> free_;
-  absl::btree_set<Stitched*, ByStitchedSize> free_stitched_;
+  FreeSet<Primitive> free_;  // sizes are pages
+  FreeSet<Stitched> free_stitched_;
   absl::flat_hash_map<uint64_t, Handed> handed_;  // by address
   uint64_t uses_ = 0;
   uint64_t stitched_bytes_ = 0;

@@ -23,7 +23,7 @@ absl::StatusOr<DeviceAddress> RmmPoolPolicy::Allocate(Bytes size,
       QUIRE_ASSIGN_OR_RETURN(
           PoolBlock* const block,
           NewBlock(RoundUp(options_.initial_pool_size.value()), stream));
-      if (block != nullptr) free_.Insert(block);
+      if (block != nullptr) InsertFree(block);
     }
   }
   PoolBlock* block = nullptr;
@@ -40,7 +40,7 @@ absl::StatusOr<DeviceAddress> RmmPoolPolicy::Allocate(Bytes size,
         "pool has %s",
         FormatBytes(size), FormatBytes(Bytes(pool_size_))));
   }
-  if (block->size > rounded) free_.Insert(blocks_.Split(block, rounded));
+  if (block->size > rounded) InsertFree(blocks_.Split(block, rounded));
   block->stream = stream.value();
   blocks_.MarkLive(block);
   allocated_ += block->size;
@@ -50,41 +50,31 @@ absl::StatusOr<DeviceAddress> RmmPoolPolicy::Allocate(Bytes size,
 absl::StatusOr<PoolBlock*> RmmPoolPolicy::TakeFreeBlock(uint64_t size,
                                                         StreamId stream) {
   if (PoolBlock* const block = free_.BestFit(stream.value(), size)) {
-    free_.Erase(block);
+    EraseFree(block);
     return block;
   }
-  for (const bool merge : {false, true}) {
-    QUIRE_ASSIGN_OR_RETURN(PoolBlock* const block,
-                           TakeFromOthers(size, stream, merge));
-    if (block != nullptr) return block;
+  if (const auto other = largest_.FindFirst(0, size)) {
+    QUIRE_RETURN_IF_ERROR(
+        device_->driver()->WaitEvent(stream, events_.at(*other)));
+    PoolBlock* const block = free_.BestFit(*other, size);
+    EraseFree(block);
+    return block;
   }
-  return nullptr;
+  return MergeOthers(size, stream);
 }
 
-absl::StatusOr<PoolBlock*> RmmPoolPolicy::TakeFromOthers(uint64_t size,
-                                                         StreamId stream,
-                                                         bool merge) {
+absl::StatusOr<PoolBlock*> RmmPoolPolicy::MergeOthers(uint64_t size,
+                                                      StreamId stream) {
   // In order of streams, as events are; those without a free block have nothing
   // to give.
-  uint64_t next = 0;
-  for (auto it = free_.begin(); it != free_.end();
-       it = free_.LowerBound(next, 0)) {
-    const uint64_t other = it->stream;
-    next = other + 1;
-    const auto recorded = events_.find(other);
-    if (other == stream.value() || recorded == events_.end()) continue;
-    if (merge) {
-      QUIRE_RETURN_IF_ERROR(MergeInto(stream, StreamId(other)));
+  for (auto other = largest_.FindFirst(0, 1); other;
+       other = largest_.FindFirst(*other + 1, 1)) {
+    if (*other == stream.value()) continue;
+    QUIRE_RETURN_IF_ERROR(MergeInto(stream, StreamId(*other)));
+    if (PoolBlock* const block = free_.BestFit(stream.value(), size)) {
+      EraseFree(block);
+      return block;
     }
-    PoolBlock* const block =
-        free_.BestFit(merge ? stream.value() : other, size);
-    if (block == nullptr) continue;
-    if (!merge) {
-      QUIRE_RETURN_IF_ERROR(
-          device_->driver()->WaitEvent(stream, recorded->second));
-    }
-    free_.Erase(block);
-    return block;
   }
   return nullptr;
 }
@@ -95,7 +85,6 @@ absl::Status RmmPoolPolicy::MergeInto(StreamId stream, StreamId other) {
        it != free_.end() && it->stream == other.value(); ++it) {
     moved.push_back(it->block);
   }
-  if (moved.empty()) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(
       device_->driver()->WaitEvent(stream, events_.at(other.value())));
   // Those whose turn has not come are nobody's free neighbours.
@@ -108,6 +97,8 @@ absl::Status RmmPoolPolicy::MergeInto(StreamId stream, StreamId other) {
     block->live = false;
     free_.Insert(blocks_.MergeFree(block, &free_));
   }
+  NoteLargest(stream.value());
+  NoteLargest(other.value());
   return absl::OkStatus();
 }
 
@@ -154,9 +145,25 @@ absl::Status RmmPoolPolicy::Free(DeviceAddress address, StreamId stream) {
   if (block == nullptr) return NotAllocated("rmm-pool", address);
   allocated_ -= block->size;
   block->stream = stream.value();
-  free_.Insert(blocks_.MergeFree(block, &free_));
   QUIRE_ASSIGN_OR_RETURN(const EventId event, EventOf(stream));
+  InsertFree(blocks_.MergeFree(block, &free_));
   return device_->driver()->RecordEvent(event, stream);
+}
+
+void RmmPoolPolicy::InsertFree(PoolBlock* block) {
+  free_.Insert(block);
+  NoteLargest(block->stream);
+}
+
+void RmmPoolPolicy::EraseFree(PoolBlock* block) {
+  free_.Erase(block);
+  NoteLargest(block->stream);
+}
+
+void RmmPoolPolicy::NoteLargest(uint64_t stream) {
+  if (!events_.contains(stream)) return;
+  const PoolBlock* const largest = free_.Largest(stream);
+  largest_.Set(stream, largest == nullptr ? 0 : largest->size);
 }
 
 PolicyUse RmmPoolPolicy::GetUse() const {

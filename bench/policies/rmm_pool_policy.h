@@ -16,11 +16,12 @@
 #define QUIRE_BENCH_POLICIES_RMM_POOL_POLICY_H_
 
 #include <cstdint>
-#include <map>
 
+#include "absl/container/flat_hash_map.h"
 #include "bench/policies/block_store.h"
 #include "bench/policies/policy.h"
 #include "bench/policies/simulated_device.h"
+#include "bench/policies/stream_maxima.h"
 
 namespace quire {
 
@@ -50,12 +51,15 @@ class RmmPoolPolicy : public AllocatorPolicy {
   absl::StatusOr<EventId> EventOf(StreamId stream);
   // Out of the free ones; null where none fits.
   absl::StatusOr<PoolBlock*> TakeFreeBlock(uint64_t size, StreamId stream);
-  absl::StatusOr<PoolBlock*> TakeFromOthers(uint64_t size, StreamId stream,
-                                            bool merge);
+  absl::StatusOr<PoolBlock*> MergeOthers(uint64_t size, StreamId stream);
   absl::Status MergeInto(StreamId stream, StreamId other);
   // Null where the pool may not grow so far.
   absl::StatusOr<PoolBlock*> Grow(uint64_t size, StreamId stream);
   absl::StatusOr<PoolBlock*> NewBlock(uint64_t size, StreamId stream);
+  // The only ways into free_ and out of it, where the largest may change.
+  void InsertFree(PoolBlock* block);
+  void EraseFree(PoolBlock* block);
+  void NoteLargest(uint64_t stream);
   // What growth for `size` begins with; 0: it cannot be had.
   uint64_t SizeToGrow(uint64_t size) const;
 
@@ -66,7 +70,8 @@ class RmmPoolPolicy : public AllocatorPolicy {
   uint64_t allocated_ = 0;
   BlockStore blocks_;
   FreeBlocks free_;
-  std::map<uint64_t, EventId> events_;  // by stream, those that have freed
+  StreamMaxima largest_;  // in free_, of streams that have freed
+  absl::flat_hash_map<uint64_t, EventId> events_;  // by stream, of the same
 };
 
 }  // namespace quire

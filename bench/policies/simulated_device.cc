@@ -1,5 +1,6 @@
 #include "bench/policies/simulated_device.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -8,6 +9,12 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
+namespace {
+
+// Of addresses that models reserve, so many lie in one range of the driver's.
+constexpr Bytes kAddressesAtOnce = GiB(256);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<SimulatedDevice>> SimulatedDevice::Create(
     Bytes memory, const DriverCostTable& costs) {
@@ -78,9 +85,41 @@ absl::Status SimulatedDevice::Free(DeviceAddress address) {
   return driver_->ReleasePage(segment.page);
 }
 
-void SimulatedDevice::ChargeCall() {
+absl::StatusOr<DeviceAddress> SimulatedDevice::ReserveAddress(Bytes size) {
+  PoolBlock* block = free_ranges_.BestFit(0, size.value());
+  if (block != nullptr) {
+    ChargeCall(costs_.reserve_address);
+    free_ranges_.Erase(block);
+  } else {
+    // Charged by the driver itself.
+    const Bytes at_once = std::max(size, kAddressesAtOnce);
+    QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
+                           driver_->ReserveAddress(at_once, Bytes(0)));
+    PoolBlock range;
+    range.address = address.value();
+    range.size = at_once.value();
+    block = ranges_.Add(range);
+  }
+  if (block->size > size.value()) {
+    free_ranges_.Insert(ranges_.Split(block, size.value()));
+  }
+  ranges_.MarkLive(block);
+  return DeviceAddress(block->address);
+}
+
+absl::Status SimulatedDevice::ReleaseAddress(DeviceAddress address) {
+  ChargeCall(costs_.release_address);
+  PoolBlock* const block = ranges_.TakeLive(address);
+  if (block == nullptr) return NotAllocated("address range", address);
+  free_ranges_.Insert(ranges_.MergeFree(block, &free_ranges_));
+  return absl::OkStatus();
+}
+
+void SimulatedDevice::ChargeCall() { ChargeCall(costs_.other); }
+
+void SimulatedDevice::ChargeCall(uint64_t nanoseconds) {
   ++own_calls_;
-  driver_->clock()->Advance(costs_.other);
+  driver_->clock()->Advance(nanoseconds);
 }
 
 uint64_t SimulatedDevice::calls() const {

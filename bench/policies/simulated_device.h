@@ -16,6 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "bench/policies/block_store.h"
 #include "quire/alloc/host_driver.h"
 
 namespace quire {
@@ -38,6 +39,13 @@ class SimulatedDevice {
   // What Malloc has handed out and is not freed.
   Bytes malloc_bytes() const { return malloc_bytes_; }
 
+  // The driver's calls of these names, counted and charged as they are. Many
+  // ranges lie in one that the driver has: a model that makes and drops ranges
+  // all the time waits for no kernel. `size` is whole pages.
+  absl::StatusOr<DeviceAddress> ReserveAddress(Bytes size);
+  // REQUIRES: a result of ReserveAddress, which nothing is mapped in.
+  absl::Status ReleaseAddress(DeviceAddress address);
+
   // Calls that the system makes of its driver and the seam does not have: each
   // costs what events and copies do.
   void ChargeCall();
@@ -55,15 +63,18 @@ class SimulatedDevice {
                   std::unique_ptr<HostDriver> driver)
       : memory_(memory), costs_(costs), driver_(std::move(driver)) {}
   absl::StatusOr<DeviceAddress> TakeAddress(Bytes size);
+  void ChargeCall(uint64_t nanoseconds);
 
   const Bytes memory_;
   const DriverCostTable costs_;
   const std::unique_ptr<HostDriver> driver_;
   absl::flat_hash_map<uint64_t, Segment> segments_;  // by address
   absl::flat_hash_map<uint64_t, std::vector<DeviceAddress>> spare_;  // by size
+  BlockStore ranges_;  // of ReserveAddress
+  FreeBlocks free_ranges_;
   Bytes malloc_bytes_;
   uint64_t seam_calls_ = 0;  // made by Malloc and Free
-  uint64_t own_calls_ = 0;   // of Malloc, Free and ChargeCall
+  uint64_t own_calls_ = 0;   // charged by Malloc, Free and the others
 };
 
 }  // namespace quire
