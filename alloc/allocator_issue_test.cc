@@ -166,6 +166,58 @@ TEST_F(AllocatorIssueTest, HamiCore200And257And310NothingWrapsOrIsMisbooked) {
   other_memory.reset();
 }
 
+// What is used and what is asked for were added without a look at the sum, so
+// that what was far beyond a limit passed it: HAMi-core's `usage + addon`,
+// nvshare's `sum + size`.
+TEST_F(AllocatorIssueTest, HamiCoreAndNvshareUseAndSizeDoNotWrapTogether) {
+  constexpr uint64_t kAllowed = 8;
+  ASSERT_EQ(
+      memory_->SetOwnerLimits(kOwner, {.hard = Bytes(kAllowed * kPageBytes)}),
+      absl::OkStatus());
+  AllocateOptions options;
+  options.owner = kOwner;
+  const auto used = allocator_->Allocate(Bytes(4 * kPageBytes), options);
+  ASSERT_TRUE(used.ok()) << used.status();
+  const DeviceAddress others = AllocatePages(2);
+  for (const uint64_t live :
+       {4 * kPageBytes, 6 * kPageBytes, kAllowed * kPageBytes,
+        kLimitPages * kPageBytes}) {
+    // Added to `live`, these come to about nothing, or to about a page.
+    for (const uint64_t sum : {uint64_t{0}, kPageBytes}) {
+      for (const uint64_t more : {0, 1, 255, 256, 257}) {
+        ExpectOutOfMemory(0 - live + sum + more, options);
+        ExpectOutOfMemory(0 - live + sum - more, options);
+      }
+    }
+    const uint64_t pages = live / kPageBytes;
+    for (const uint64_t most : {UINT64_MAX, UINT64_MAX / kPageBytes}) {
+      for (uint64_t sum = 0; sum < 3; ++sum) {
+        const PageCount wanted(most - pages + sum);
+        EXPECT_TRUE(absl::IsResourceExhausted(
+            memory_->Gather(kOwner, wanted, PageCount(1), Bytes(0), false)));
+        EXPECT_TRUE(absl::IsResourceExhausted(
+            memory_->ReserveRange(wanted, kOwner).status()));
+      }
+    }
+  }
+  // Reservations are summed up, too.
+  for (const OwnerId owner : {kOwner, kUnnamedOwner}) {
+    for (uint64_t below = 0; below < 3; ++below) {
+      EXPECT_EQ(memory_
+                    ->SetOwnerLimits(
+                        owner, {.reserved_minimum = Bytes(UINT64_MAX - below)})
+                    .code(),
+                absl::StatusCode::kFailedPrecondition);
+    }
+  }
+  // What is left is to be had, and no more.
+  const auto rest =
+      allocator_->Allocate(Bytes((kAllowed - 4) * kPageBytes), options);
+  ASSERT_TRUE(rest.ok()) << rest.status();
+  ExpectOutOfMemory(1, options);
+  for (const DeviceAddress address : {*used, *rest, others}) Free(address);
+}
+
 // A double free gave back a block that was only cached; running out of memory
 // crashed.
 TEST_F(AllocatorIssueTest, Cub329And705ACachedBlockIsFreedOnce) {
@@ -220,7 +272,7 @@ TEST_F(AllocatorIssueTest, Seastar3467PageCountsAreNotTruncated) {
 
 // 91, 45.5 and 2 MiB, of which only the last is kept: what was reserved climbed
 // from 220 to 14,060 MiB.
-TEST_F(AllocatorIssueTest, PyTorch193400ChurnDoesNotClimb) {
+TEST_F(AllocatorIssueTest, PyTorch193400And123548ChurnDoesNotClimb) {
   MakeLargePool(GiB(16), MiB(2));
   std::vector<DeviceAddress> kept;
   for (uint64_t cycle = 1; cycle <= 100; ++cycle) {

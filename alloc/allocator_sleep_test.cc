@@ -407,7 +407,10 @@ TEST_F(AllocatorSleepTest, WhoeverPutsItToSleepItServesNobodyMeanwhile) {
   Free(small.address);
 }
 
-TEST_F(AllocatorSleepTest, APinInAnyAllocatorKeepsTheOwnerAwake) {
+// fzyzcjy/torch_memory_saver#88: a registration with others outlived the pages
+// that it was of.
+TEST_F(AllocatorSleepTest,
+       TorchMemorySaver88APinInAnyAllocatorKeepsTheOwnerAwake) {
   const auto second = DeviceAllocator::Create(memory_.get(), {});
   const Pattern live = Make(3 * kPageBytes, weights_);
   AllocateOptions options;

@@ -85,7 +85,8 @@ TEST_F(AllocatorStreamTest, AFreeSlotOfALargerClassIsBetterThanAnError) {
   Free(most);
 }
 
-TEST_F(AllocatorStreamTest, OthersHaveItWhenTheFenceIsComplete) {
+// pytorch#186232: what was idle in the cache of one stream was no other's.
+TEST_F(AllocatorStreamTest, PyTorch186232OthersHaveItWhenTheFenceIsComplete) {
   DeviceAllocatorOptions options;
   options.fence_batch = Bytes(0);
   MakeAllocator(options);

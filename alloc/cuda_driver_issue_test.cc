@@ -15,6 +15,7 @@
 
 #include "alloc/testing/cuda_driver_fixture.h"
 #include "alloc/testing/expect_status.h"
+#include "alloc/testing/run_in_child.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/fence.h"
 #include "quire/alloc/owner.h"
@@ -212,7 +213,8 @@ TEST_F(CudaDriverIssueTest, LlamaCpp24489AndXla40852PeersReachEveryNewMapping) {
 
 // The driver says "out of memory" when it is addresses that are short, and
 // users looked for gigabytes that were not missing.
-TEST_F(CudaDriverIssueTest, CudaPython2458AndNccl2064AddressesAreNotMemory) {
+TEST_F(CudaDriverIssueTest,
+       CudaPython2458AndNccl2064AndGpudrive65AddressesAreNotMemory) {
   Start({.address_space = MiB(64).value()});
   Reserve(16);
   const absl::Status status =
@@ -221,13 +223,80 @@ TEST_F(CudaDriverIssueTest, CudaPython2458AndNccl2064AddressesAreNotMemory) {
   EXPECT_STATUS(kResourceExhausted, "64.00 MiB", status);
   const DeviceMemoryInfo info = *driver_->GetMemoryInfo(DeviceId(0));
   EXPECT_EQ(info.free, info.total);
-  // A pool that asks for more addresses than there are takes what it can get.
+}
+
+// A machine that would not reserve as many addresses as are usual was given up.
+TEST_F(CudaDriverIssueTest,
+       LlamaCpp4680AndNodeLlamaCpp580FewerAddressesServeAsWell) {
+  Start({.address_space = MiB(64).value()});
+  Reserve(16);
   DeviceMemoryOptions options;
   options.page_size = kPage;
   options.limit = MiB(16);
   const auto memory = DeviceMemory::Create(driver_.get(), &owners_, options);
   ASSERT_TRUE(memory.ok()) << memory.status();
   EXPECT_LE((*memory)->GetStatistics().address_space, MiB(32));
+  AddressRange* const all = *(*memory)->ReserveRange(PageCount(8), OwnerId(0));
+  EXPECT_TRUE((*memory)->Commit(all, PageCount(0), PageCount(8)).ok());
+  ByteAt(At(all->address(), 7)) = 1;
+  (*memory)->ReleaseRange(all, Fence());
+}
+
+// A process that had asked the driver for anything before it forked had broken
+// all its workers.
+TEST_F(CudaDriverIssueTest, Vllm32611And12754NothingIsStartedBeforeADriverIs) {
+  const auto work = [](const FakeCuda& cuda) {
+    OwnerRegistry owners;
+    const auto driver = CreateCudaDriverOn(cuda.Table());
+    if (!driver.ok()) return 2;
+    DeviceMemoryOptions options;
+    options.page_size = kPage;
+    options.address_space = MiB(64);
+    const auto memory = DeviceMemory::Create(driver->get(), &owners, options);
+    if (!memory.ok()) return 3;
+    const auto range = (*memory)->ReserveRange(PageCount(1), OwnerId(0));
+    if (!range.ok()) return 4;
+    return (*memory)->Commit(*range, PageCount(0), PageCount(1)).ok() ? 0 : 5;
+  };
+  const auto cuda = *FakeCuda::Create();
+  EXPECT_EQ(cuda->CallsOf("cuInit"), 0);
+  EXPECT_EQ(RunInChild([&] { return work(*cuda); }), 0);
+  // The parent has had a driver, so CUDA refuses its children: an error.
+  const auto driver = *CreateCudaDriverOn(cuda->Table());
+  EXPECT_EQ(cuda->CallsOf("cuInit"), 1);
+  cuda->FailCall("cuInit", 1, CUDA_ERROR_NOT_INITIALIZED);
+  EXPECT_EQ(RunInChild([&] {
+              const auto own = CreateCudaDriverOn(cuda->Table());
+              return absl::IsUnavailable(own.status()) ? 0 : 1;
+            }),
+            0);
+}
+
+// The least and the best granularity of a device differ, and what was rounded
+// to one was mapped by the other.
+TEST_F(CudaDriverIssueTest, Mscclpp451PagesAreOfTheLeastGranularityOnwards) {
+  constexpr Bytes kLeast = KiB(64);
+  Start({.granularity = kLeast.value(),
+         .recommended_granularity = kPage.value()});
+  EXPECT_EQ(driver_->GetDeviceInfo(DeviceId(0))->minimum_granularity, kLeast);
+  EXPECT_EQ(driver_->GetDeviceInfo(DeviceId(0))->recommended_granularity,
+            kPage);
+  for (const Bytes page : {kLeast, KiB(128), kPage, MiB(4)}) {
+    // No multiple of the best granularity.
+    const Bytes size(3 * page.value());
+    const DeviceAddress base = *driver_->ReserveAddress(size, Bytes(0));
+    std::vector<PageHandle> pages;
+    for (int i = 0; i < 3; ++i) {
+      pages.push_back(*driver_->CreatePage(DeviceId(0), page));
+    }
+    EXPECT_EQ(driver_->Map(base, pages), absl::OkStatus());
+    ByteAt(DeviceAddress(base.value() + size.value() - 1)) = 1;
+    EXPECT_EQ(driver_->Unmap(base, size), absl::OkStatus());
+    for (const PageHandle handle : pages) {
+      EXPECT_EQ(driver_->ReleasePage(handle), absl::OkStatus());
+    }
+    EXPECT_EQ(driver_->ReleaseAddress(base, size), absl::OkStatus());
+  }
 }
 
 // After a reservation that failed, its addresses were freed all the same.

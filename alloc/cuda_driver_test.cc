@@ -43,7 +43,9 @@ TEST(CudaDriverStartTest, IsThereOrUnavailableOnAnyMachine) {
   EXPECT_FALSE(driver.status().message().empty());
 }
 
-TEST(CudaDriverStartTest, IsUnavailableWithoutAUsableDevice) {
+// dmlc/xgboost#12217: a virtual GPU without virtual memory management ended the
+// process.
+TEST(CudaDriverStartTest, Xgboost12217IsUnavailableWithoutAUsableDevice) {
   const auto none = *FakeCuda::Create({.device_count = 0});
   EXPECT_STATUS(kUnavailable, "no CUDA device",
                 CreateCudaDriverOn(none->Table()).status());

@@ -6,10 +6,13 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "alloc/testing/device_memory_fixture.h"
+#include "quire/alloc/memory_hooks.h"
+#include "quire/alloc/mutex.h"
 #include "quire/alloc/verdict.h"
 
 namespace quire {
@@ -89,6 +92,58 @@ TEST_F(DeviceMemoryPreparedTest, ItEndsWithTheMemoryWhateverItIsAt) {
     memory_.reset();
     EXPECT_THAT(driver_->Leaks(), IsEmpty());
   }
+}
+
+// Remembers the threads that it runs on.
+class ThreadsOfHooks : public MemoryHooks {
+ public:
+  void OnPressure(const PressureChange& /*change*/) override { Note(); }
+  void OnPagesMapped(const MappingChange& /*change*/) override { Note(); }
+  void OnPagesUnmapped(const MappingChange& /*change*/) override { Note(); }
+  Bytes OnOutOfMemory(const OutOfMemoryVerdict& /*verdict*/) override {
+    Note();
+    return Bytes(0);
+  }
+  std::set<std::thread::id> threads() const {
+    MutexLock lock(&mutex_);
+    return threads_;
+  }
+
+ private:
+  void Note() {
+    MutexLock lock(&mutex_);
+    threads_.insert(std::this_thread::get_id());
+  }
+
+  mutable Mutex mutex_;
+  std::set<std::thread::id> threads_ ABSL_GUARDED_BY(mutex_);
+};
+
+// kvcached#371: the thread that made pages ahead wanted the interpreter's lock,
+// whose holder waited for it. Here it runs nothing of the program: a caller may
+// hold what its own hooks take.
+TEST_F(DeviceMemoryPreparedTest, Kvcached371TheThreadRunsNothingOfTheProgram) {
+  ThreadsOfHooks hooks;
+  faulty_->DelayCalls(DriverCall::kCreatePage, std::chrono::microseconds(200));
+  MakeMemoryThatPrepares(6);
+  memory_->AddHooks(&hooks);
+  for (int round = 0; round < 10; ++round) {
+    AddressRange* const range = Reserve(kLimitPages);
+    // Up to both levels of pressure, beyond the limit, and back.
+    for (uint64_t i = 0; i < kLimitPages; i += 8) {
+      EXPECT_EQ(Commit(range, i, 8), absl::OkStatus());
+    }
+    EXPECT_FALSE(Commit(Reserve(1), 0, 1).ok());
+    memory_->ReleaseRange(range, Fence());
+    GiveItTime();
+    memory_->Trim(PageCount(0));
+    memory_->RemoveHooks(&hooks);
+    MakeMemoryThatPrepares(6);
+    memory_->AddHooks(&hooks);
+  }
+  memory_->RemoveHooks(&hooks);
+  EXPECT_EQ(hooks.threads(),
+            std::set<std::thread::id>{std::this_thread::get_id()});
 }
 
 TEST_F(DeviceMemoryPreparedTest, ManyThreadsTakeWhatItMakes) {

@@ -400,9 +400,31 @@ TEST_F(DeviceMemorySleepTest, Vllm36651CollectedInTheMiddleOfSleepGoesOnce) {
   EXPECT_TRUE(HoldsAll(kept, 100));
 }
 
-// vllm-project/vllm#16663: the host memory of a sleeping model was kept after
-// it had woken up.
-TEST_F(DeviceMemorySleepTest, Vllm16663HostMemoryGoesBackWithTheWake) {
+// vllm-project/vllm#45615, #28714: pages were unmapped, and saved, while
+// batches that had been queued before were still to write to them.
+TEST_F(DeviceMemorySleepTest,
+       Vllm45615And28714SleepFollowsTheWorkOfItsSection) {
+  AddressRange* const range = MakeRange(kv_, 3, 10);
+  const StreamId stream = MakeStream();
+  Gate gate(driver_.get(), stream);
+  ASSERT_TRUE(driver_
+                  ->LaunchHostFunction(stream,
+                                       [range] {
+                                         for (uint64_t i = 0; i < 3; ++i) {
+                                           WriteAll(range, i, 50 + i);
+                                         }
+                                       })
+                  .ok());
+  gate.OpenAfter(std::chrono::milliseconds(10));
+  ASSERT_TRUE(Sleep(kv_).ok());
+  ASSERT_TRUE(memory_->Wake(kv_).ok());
+  EXPECT_TRUE(HoldsAll(range, 50));
+}
+
+// vllm-project/vllm#16663, fzyzcjy/torch_memory_saver#90: the host memory of a
+// sleeping model was kept after it had woken up.
+TEST_F(DeviceMemorySleepTest,
+       Vllm16663AndTorchMemorySaver90HostMemoryGoesBackWithTheWake) {
   AddressRange* const range = MakeRange(weights_, 20, 10);
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(Sleep(weights_).ok());

@@ -46,7 +46,8 @@ TEST(RmmCsvTest, ReadsWhatRmmLogs) {
   EXPECT_EQ(trace.events[2].nanoseconds, 12'663'342'000u);
 }
 
-TEST(RmmCsvTest, StreamsAreNotAllTheSame) {
+// rapidsai/rmm#2553: all streams were read as the default stream.
+TEST(RmmCsvTest, Rmm2553StreamsAreNotAllTheSame) {
   const AllocationTrace trace = Read(
       "1,00:00:00.000000,allocate,0x100,1,0\n"
       "1,00:00:00.000000,allocate,0x200,1,0x7f8a38001020\n"

@@ -157,8 +157,12 @@ CUresult FakeCudaMemory::GetAllocationGranularity(
     return CUDA_ERROR_INVALID_VALUE;
   }
   const CUresult checked = CheckProperties(properties);
-  if (checked == CUDA_SUCCESS) *granularity = options_.granularity;
-  return checked;
+  if (checked != CUDA_SUCCESS) return checked;
+  *granularity =
+      option == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+          ? std::max(options_.granularity, options_.recommended_granularity)
+          : options_.granularity;
+  return CUDA_SUCCESS;
 }
 
 CUresult FakeCudaMemory::CreateAllocation(CUmemGenericAllocationHandle* handle,

@@ -13,6 +13,8 @@ struct FakeCudaOptions {
   size_t memory_per_device = size_t{128} << 20;
   // A power of two from the host's page size on.
   size_t granularity = size_t{2} << 20;
+  // What is recommended; 0: the same.
+  size_t recommended_granularity = 0;
   // Reservations together; the driver's error for both is "out of memory".
   size_t address_space = size_t{1} << 47;
   // Without, a device may be larger than the machine: every call is checked
