@@ -4,20 +4,31 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "alloc/testing/allocator_fixture.h"
 #include "alloc/testing/run_in_child.h"
 #include "quire/alloc/allocator.h"
+#include "quire/alloc/compaction.h"
+#include "quire/alloc/quiescent.h"
 
 namespace quire {
 namespace {
 
 class AllocatorForkTest : public AllocatorFixture {
  protected:
+  // In the parent; a test's fork is inside of it.
+  QuiescentSection BeginSection() {
+    auto section = QuiescentSection::Begin(memory_.get(), {});
+    EXPECT_TRUE(section.ok()) << section.status();
+    return *std::move(section);
+  }
   // The number of the first call that was not refused, or 0.
-  int CallEverything(DeviceAddress live) {
+  int CallEverything(DeviceAddress live, const QuiescentSection& section) {
     if (!absl::IsFailedPrecondition(allocator_->Allocate(Bytes(100)).status()))
       return 1;
     if (!absl::IsFailedPrecondition(
@@ -43,6 +54,22 @@ class AllocatorForkTest : public AllocatorFixture {
     if (!absl::IsFailedPrecondition(
             allocator_->ReleaseGraphPool(GraphPoolId(1), {})))
       return 15;
+    if (!absl::IsFailedPrecondition(allocator_->EndGraphCapture(StreamId(1))))
+      return 16;
+    if (!absl::IsFailedPrecondition(allocator_->Mesh(section).status()))
+      return 17;
+    if (!absl::IsFailedPrecondition(
+            allocator_->BeginRelocation(section).status()))
+      return 18;
+    ThresholdPolicy policy;
+    if (!absl::IsFailedPrecondition(
+            allocator_->Compact(section, &policy).status()))
+      return 19;
+    if (!absl::IsFailedPrecondition(
+            allocator_->Sleep(section, kOwner).status()))
+      return 20;
+    if (!absl::IsFailedPrecondition(allocator_->Wake(kOwner).status()))
+      return 21;
     allocator_.reset();
     return 0;
   }
@@ -52,7 +79,8 @@ TEST_F(AllocatorForkTest, EveryCallIsRefusedAndTheParentGoesOn) {
   const DeviceAddress live = Allocate(100);
   // There is a slot in the cache of this thread.
   Free(Allocate(100));
-  EXPECT_EQ(RunInChild([&] { return CallEverything(live); }), 0);
+  const QuiescentSection section = BeginSection();
+  EXPECT_EQ(RunInChild([&] { return CallEverything(live, section); }), 0);
   EXPECT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
   Free(Allocate(100));
   Free(live);
@@ -70,11 +98,59 @@ TEST_F(AllocatorForkTest, AChildDoesNotWaitForLocksOfThreadsItDoesNotHave) {
     }
   });
   const DeviceAddress live = Allocate(100);
+  const QuiescentSection section = BeginSection();
   for (int i = 0; i < 20; ++i) {
-    ASSERT_EQ(RunInChild([&] { return CallEverything(live); }), 0);
+    ASSERT_EQ(RunInChild([&] { return CallEverything(live, section); }), 0);
   }
   stop = true;
   other.join();
+}
+
+// Sparse slabs of movable memory, so that there is something to move.
+TEST_F(AllocatorForkTest, APassOfTheParentIsNotTheChilds) {
+  AllocateOptions options;
+  options.movable = true;
+  std::set<DeviceAddress> live;
+  for (int i = 0; i < 160; ++i) {
+    const auto address = allocator_->Allocate(Bytes(4096), options);
+    ASSERT_TRUE(address.ok()) << address.status();
+    live.insert(*address);
+  }
+  for (auto each = live.begin(); each != live.end();) {
+    if (each->value() / 4096 % 16 == 3) {
+      std::memset(each++->host_pointer<char>(), 7, 4096);
+    } else {
+      Free(*each);
+      each = live.erase(each);
+    }
+  }
+  const QuiescentSection section = BeginSection();
+  auto pass = allocator_->BeginRelocation(section);
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  const std::vector<RelocationMove> moves(pass->moves().begin(),
+                                          pass->moves().end());
+  ASSERT_FALSE(moves.empty());
+  for (const bool end : {false, true}) {
+    EXPECT_EQ(RunInChild([&] {
+                if (!absl::IsFailedPrecondition(pass->Copy())) return 1;
+                if (end && pass->End().moves != 0) return 2;
+                const RelocationPass given_up = *std::move(pass);
+                return 0;
+              }),
+              0);
+  }
+  ASSERT_EQ(pass->Copy(), absl::OkStatus());
+  for (const RelocationMove& move : moves) {
+    EXPECT_EQ(std::memcmp(move.to.host_pointer<char>(),
+                          move.from.host_pointer<char>(), 4096),
+              0);
+  }
+  EXPECT_EQ(pass->End().moves, moves.size());
+  for (const RelocationMove& move : moves) {
+    live.erase(move.from);
+    live.insert(move.to);
+  }
+  for (const DeviceAddress address : live) Free(address);
 }
 
 TEST_F(AllocatorForkTest, WhatTheChildMakesIsItsOwn) {

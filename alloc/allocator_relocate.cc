@@ -71,6 +71,7 @@ class RelocationPass::Impl {
   }
 
   absl::Status Copy() {
+    QUIRE_RETURN_IF_ERROR(allocator_->CheckNotForked());
     Driver* const driver = allocator_->memory_->driver();
     CompactionListener* const listener = allocator_->options_.listener;
     QUIRE_ASSIGN_OR_RETURN(const StreamId stream,
@@ -91,6 +92,7 @@ class RelocationPass::Impl {
 
   CompactionReport End() {
     DeviceAllocator::Impl* const allocator = std::exchange(allocator_, nullptr);
+    if (allocator->in_forked_child()) return {};  // the pass is the parent's
     CompactionReport report = allocator->FinishMoves(*this);
     timer_.Report(&report);
     if (CompactionListener* const listener = allocator->options_.listener) {

@@ -14,6 +14,7 @@
 #include "alloc/testing/device_memory_fixture.h"
 #include "alloc/testing/run_in_child.h"
 #include "quire/alloc/host_driver.h"
+#include "quire/alloc/quiescent.h"
 #include "quire/alloc/runtime.h"
 
 namespace quire {
@@ -46,8 +47,14 @@ class DeviceMemoryForkTest : public DeviceMemoryFixture {
     EXPECT_EQ(Commit(range_, 0, 4), absl::OkStatus());
   }
 
+  // In the parent; a test's fork is inside of it.
+  QuiescentSection BeginSection() {
+    auto section = QuiescentSection::Begin(memory_.get(), {});
+    EXPECT_TRUE(section.ok()) << section.status();
+    return *std::move(section);
+  }
   // The number of the first call that was not refused, or 0.
-  int CallEverything() {
+  int CallEverything(const QuiescentSection& section) {
     const PageHandle any;
     const absl::Status calls[] = {
         memory_->ReserveRange(PageCount(1), kOwner).status(),
@@ -59,6 +66,8 @@ class DeviceMemoryForkTest : public DeviceMemoryFixture {
         Decommit(range_, 0, 4),
         memory_->Gather(kOwner, PageCount(1), PageCount(1), Bytes(0), true),
         memory_->TryMakeRange(kOwner, Bytes(0), {&any, 1}).status(),
+        memory_->TryReserveRange(PageCount(1), kOwner, Bytes(0)).status(),
+        memory_->TryBackSlots(range_, PageCount(4), PageCount(1)),
         memory_->Prepare(PageCount(8)),
         memory_->SetOwner(range_, kUnnamedOwner),
         memory_->SetLimit(MiB(1)),
@@ -66,6 +75,9 @@ class DeviceMemoryForkTest : public DeviceMemoryFixture {
         memory_->DescribeShortage(PageCount(1)),
         memory_->DescribeMappingShortage(PageCount(1), kOwner,
                                          absl::OkStatus()),
+        memory_->Sleep(section, kOwner).status(),
+        memory_->Wake(kOwner).status(),
+        QuiescentSection::Begin(memory_.get(), {}).status(),
         memory_->Health(),
         memory_->CheckInvariants(),
     };
@@ -80,7 +92,10 @@ class DeviceMemoryForkTest : public DeviceMemoryFixture {
     memory_->RemoveReclaimer(nullptr);
     memory_->AddHooks(nullptr);
     memory_->RemoveHooks(nullptr);
+    std::vector<PageHandle> pages;
+    memory_->AppendPages(range_, PageCount(0), PageCount(4), &pages);
     const bool empty =
+        pages.empty() && memory_->CalculateLargestCommit(kOwner).zero() &&
         memory_->Trim(PageCount(0)).zero() && memory_->Harvest().zero() &&
         memory_->ReclaimablePages().zero() &&
         memory_->CommittedPages(range_, PageCount(0), PageCount(8)).zero() &&
@@ -101,10 +116,12 @@ class DeviceMemoryForkTest : public DeviceMemoryFixture {
 TEST_F(DeviceMemoryForkTest, EveryCallIsRefusedAndTheParentGoesOn) {
   for (uint64_t i = 0; i < 4; ++i) Write(range_, i, 40 + i);
   const DeviceMemoryStatistics before = memory_->GetStatistics();
+  QuiescentSection section = BeginSection();
   EXPECT_EQ(RunInChild([&] {
-              if (const int number = CallEverything(); number != 0) {
+              if (const int number = CallEverything(section); number != 0) {
                 return number;
               }
+              section.End();
               memory_.reset();
               return 0;
             }),
@@ -132,9 +149,10 @@ TEST_F(DeviceMemoryForkTest, AChildDoesNotWaitForLocksOfThreadsItDoesNotHave) {
       }
     });
   }
+  const QuiescentSection section = BeginSection();
   for (int i = 0; i < 30; ++i) {
     EXPECT_EQ(RunInChild([&] {
-                const int number = CallEverything();
+                const int number = CallEverything(section);
                 memory_.reset();
                 return number;
               }),
