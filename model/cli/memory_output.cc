@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "model/cli/output.h"
-#include "model/config/file_io.h"
+#include "quire/loader/output_file.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/status_macros.h"
 

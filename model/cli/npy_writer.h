@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "model/config/file_io.h"
+#include "quire/loader/output_file.h"
 
 namespace quire {
 

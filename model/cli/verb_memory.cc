@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
-#include "model/config/file_io.h"
+#include "quire/loader/output_file.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_text.h"

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/config/family.h"
-#include "model/config/file_io.h"
+#include "quire/loader/output_file.h"
 #include "model/quantizer/quantization_grid.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"

@@ -1,7 +1,7 @@
 // Writes whole files, with errors that name them.
 
-#ifndef QUIRE_MODEL_CONFIG_FILE_IO_H_
-#define QUIRE_MODEL_CONFIG_FILE_IO_H_
+#ifndef QUIRE_LOADER_OUTPUT_FILE_H_
+#define QUIRE_LOADER_OUTPUT_FILE_H_
 
 #include <cstdio>
 #include <memory>
@@ -15,7 +15,7 @@ namespace quire {
 
 // A file that appears under its name when it is whole: written beside it and
 // renamed by Commit. What is no regular file (a pipe, /dev/null) is written
-// directly.
+// directly; a pipe that nobody reads is an error, and not waited for.
 class OutputFile {
  public:
   static absl::StatusOr<std::unique_ptr<OutputFile>> Create(
@@ -39,4 +39,4 @@ absl::Status WriteFile(const std::string& path, std::string_view contents);
 
 }  // namespace quire
 
-#endif  // QUIRE_MODEL_CONFIG_FILE_IO_H_
+#endif  // QUIRE_LOADER_OUTPUT_FILE_H_

@@ -1,4 +1,7 @@
-#include "model/config/file_io.h"
+#include "quire/loader/output_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
@@ -13,6 +16,26 @@ namespace {
 
 absl::Status FileError(const std::string& path, const char* what) {
   return absl::ErrnoToStatus(errno, absl::StrCat(path, ": ", what));
+}
+
+// Null, with errno, where that fails. O_NONBLOCK: opening a pipe that nobody
+// reads would wait for a reader for ever; writing to one that is read may wait.
+FILE* OpenForWriting(const std::string& path) {
+  int fd = -1;
+  do {
+    fd = open(path.c_str(),
+              O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) return nullptr;
+  const int flags = fcntl(fd, F_GETFL);
+  FILE* const file = flags >= 0 && fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0
+                         ? fdopen(fd, "wb")
+                         : nullptr;
+  if (file != nullptr) return file;
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return nullptr;
 }
 
 }  // namespace
@@ -30,7 +53,7 @@ absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(
   const bool direct = std::filesystem::exists(status) &&
                       !std::filesystem::is_regular_file(status);
   const std::string written_path = direct ? path : path + ".partial";
-  FILE* file = std::fopen(written_path.c_str(), "wb");
+  FILE* file = OpenForWriting(written_path);
   if (file == nullptr) return FileError(path, "cannot open for writing");
   return std::unique_ptr<OutputFile>(new OutputFile(path, written_path, file));
 }
