@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/program.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/allocation_trace.h"
 #include "quire/alloc/allocator.h"
@@ -188,19 +189,19 @@ int Main(int argc, char** argv) {
   app.add_flag("--try-failures", options.try_failures,
                "Try what failed when it was recorded");
   app.add_flag("--json", options.json, "Machine-readable output");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   for (const std::string* size :
        {&options.device_memory, &options.page_size, &options.limit}) {
     if (ParseBytes(*size)) continue;
-    std::cerr << "\"" << *size << "\" is no size\n";
-    return 2;
+    std::cerr << "allocator_replay: \"" << *size << "\" is no size\n";
+    return kWrongUsage;
   }
   std::vector<Result> results;
   for (const std::string& path : options.files) {
     const absl::StatusOr<Result> result = PlayFile(options, path);
     if (!result.ok()) {
-      std::cerr << result.status().message() << "\n";
-      return 1;
+      std::cerr << "allocator_replay: " << result.status().message() << "\n";
+      return kFailed;
     }
     results.push_back(*result);
   }
@@ -217,4 +218,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace quire
 
-int main(int argc, char** argv) { return quire::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return quire::FinishOutput("allocator_replay", quire::Main(argc, argv));
+}

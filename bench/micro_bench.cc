@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bench/bench_device.h"
+#include "bench/benchmark_program.h"
 
 namespace quire {
 namespace {
@@ -180,3 +181,7 @@ BENCHMARK(BM_ReserveReleaseRange)->ArgName("pages")->Arg(1)->Arg(256);
 
 }  // namespace
 }  // namespace quire
+
+int main(int argc, char** argv) {
+  return quire::RunBenchmarks("micro_bench", argc, argv);
+}

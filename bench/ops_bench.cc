@@ -408,9 +408,5 @@ BENCHMARK(OpenLoop)->ArgName("threads")->Arg(1)->Arg(2)->UseRealTime();
 
 int main(int argc, char** argv) {
   benchmark::AddCustomContext("simd_target", quire::SimdTargetName());
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return quire::RunBenchmarks("ops_bench", argc, argv);
 }

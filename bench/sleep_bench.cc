@@ -23,6 +23,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
+#include "bench/option_checks.h"
+#include "bench/program.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/owner.h"
@@ -229,22 +231,27 @@ absl::Status Run(const Options& options) {
   return absl::OkStatus();
 }
 
-}  // namespace
-}  // namespace quire
-
-int main(int argc, char** argv) {
-  quire::Options options;
+int Main(int argc, char** argv) {
+  Options options;
   CLI::App app("Speed of sleep and wake, to that of memcpy.");
   app.add_option("--size", options.size, "Memory that sleeps")
       ->capture_default_str();
   app.add_option("--folder", options.folder,
-                 "Sleep to a file in this folder; default: to host memory");
+                 "Sleep to a file in this folder; default: to host memory")
+      ->check(NotEmpty());
   app.add_option("--rounds", options.rounds, "Medians are of so many")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  const absl::Status status = quire::Run(options);
+  if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
+  const absl::Status status = Run(options);
   if (status.ok()) return 0;
-  std::cerr << status << "\n";
-  return 1;
+  std::cerr << "sleep_bench: " << status.message() << "\n";
+  return absl::IsInvalidArgument(status) ? kWrongUsage : kFailed;
+}
+
+}  // namespace
+}  // namespace quire
+
+int main(int argc, char** argv) {
+  return quire::FinishOutput("sleep_bench", quire::Main(argc, argv));
 }

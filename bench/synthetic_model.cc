@@ -10,30 +10,40 @@
 #include <string>
 #include <system_error>
 
+#include "bench/option_checks.h"
+#include "bench/program.h"
 #include "bench/synthetic_checkpoint.h"
 
-int main(int argc, char** argv) {
+namespace quire {
+namespace {
+
+int Main(int argc, char** argv) {
   CLI::App app("Writes a small Llama with random weights; its text is noise");
   std::string folder;
   uint64_t seed = 0;
   app.add_option("OUT", folder, "Folder to write; made where it is missing")
       ->required();
-  app.add_option("--seed", seed, "Of the weights")->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  app.add_option("--seed", seed, "Of the weights")
+      ->check(WholeNumber())
+      ->capture_default_str();
+  if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
     std::fprintf(stderr, "synthetic_model: cannot make %s: %s\n",
                  folder.c_str(), error.message().c_str());
-    return 1;
+    return kFailed;
   }
-  const absl::Status status = quire::WriteSyntheticCheckpoint(folder, seed);
+  const absl::Status status = WriteSyntheticCheckpoint(folder, seed);
   if (status.ok()) return 0;
   std::fprintf(stderr, "synthetic_model: %s\n",
                std::string(status.message()).c_str());
-  return 1;
+  return kFailed;
+}
+
+}  // namespace
+}  // namespace quire
+
+int main(int argc, char** argv) {
+  return quire::FinishOutput("synthetic_model", quire::Main(argc, argv));
 }

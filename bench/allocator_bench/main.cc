@@ -17,6 +17,8 @@
 #include "bench/allocator_bench/contender.h"
 #include "bench/allocator_bench/report.h"
 #include "bench/allocator_bench/sections.h"
+#include "bench/option_checks.h"
+#include "bench/program.h"
 
 namespace quire {
 namespace {
@@ -48,14 +50,11 @@ int Main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   app.add_option("--seed", options.seed, "Of the random sequences")
+      ->check(WholeNumber())
       ->capture_default_str();
   app.add_flag("--quick", quick, "A hundredth of the work, once: does it run?");
   app.add_flag("--json", json, "Machine-readable output");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   if (quick) {
     options.divisor = 100;
     options.repetitions = 1;
@@ -75,7 +74,7 @@ int Main(int argc, char** argv) {
     if (!measured.ok()) {
       std::fprintf(stderr, "allocator_bench: section %s: %s\n", section.name,
                    std::string(measured.status().message()).c_str());
-      return 1;
+      return kFailed;
     }
     sections.push_back(*std::move(measured));
   }
@@ -90,4 +89,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace quire
 
-int main(int argc, char** argv) { return quire::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return quire::FinishOutput("allocator_bench", quire::Main(argc, argv));
+}

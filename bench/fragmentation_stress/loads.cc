@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "bench/fragmentation_stress/adversaries.h"
 #include "bench/fragmentation_stress/trace_maker.h"
+#include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
@@ -214,19 +215,27 @@ constexpr Load kLoads[] = {
      AgainstCudaMalloc},
 };
 
-}  // namespace
-
-absl::StatusOr<AllocationTrace> MakeLoad(std::string_view name,
-                                         const LoadOptions& options) {
+absl::StatusOr<const Load*> FindLoad(std::string_view name) {
   for (const Load& load : kLoads) {
-    if (name != load.name) continue;
-    TraceMaker trace(options.seed, options.events);
-    load.make(trace, options.live.value());
-    return trace.Take();
+    if (name == load.name) return &load;
   }
   return absl::InvalidArgumentError(
       absl::StrCat("there is no load \"", std::string(name), "\"; there are ",
                    KnownLoads()));
+}
+
+}  // namespace
+
+absl::Status CheckLoad(std::string_view name) {
+  return FindLoad(name).status();
+}
+
+absl::StatusOr<AllocationTrace> MakeLoad(std::string_view name,
+                                         const LoadOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const Load* const load, FindLoad(name));
+  TraceMaker trace(options.seed, options.events);
+  load->make(trace, options.live.value());
+  return trace.Take();
 }
 
 std::string KnownLoads() {

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/allocation_trace.h"
 
@@ -21,7 +22,9 @@ struct LoadOptions {
   Bytes live = GiB(8);
 };
 
-// Errors: kInvalidArgument for unknown names, with those known.
+// OK, or kInvalidArgument for unknown names, with those known.
+absl::Status CheckLoad(std::string_view name);
+// Errors: those of CheckLoad.
 absl::StatusOr<AllocationTrace> MakeLoad(std::string_view name,
                                          const LoadOptions& options);
 

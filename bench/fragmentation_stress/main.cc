@@ -18,9 +18,11 @@
 #include "absl/strings/str_cat.h"
 #include "bench/fragmentation_stress/loads.h"
 #include "bench/fragmentation_stress/report.h"
+#include "bench/option_checks.h"
 #include "bench/policies/policy_registry.h"
 #include "bench/policies/policy_replay.h"
 #include "bench/policies/simulated_device.h"
+#include "bench/program.h"
 #include "bench/progress.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/trace_formats.h"
@@ -30,8 +32,8 @@
 namespace quire {
 namespace {
 
-constexpr int kFailed = 1;
-constexpr int kWrongUsage = 2;
+// Of a load: its trace is held as a whole, at 64 bytes an event.
+constexpr uint64_t kMostEvents = 10000000;
 
 struct Options {
   std::vector<std::string> traces;
@@ -74,8 +76,9 @@ absl::StatusOr<NamedTrace> ReadTrace(const std::string& path) {
   return NamedTrace{path, {{"trace", path}}, *std::move(trace)};
 }
 
-absl::StatusOr<NamedTrace> MakeTrace(const Options& options, Bytes live,
+absl::StatusOr<NamedTrace> MakeTrace(const Options& options,
                                      const std::string& load) {
+  QUIRE_ASSIGN_OR_RETURN(const Bytes live, ParseSize("--live", options.live));
   QUIRE_ASSIGN_OR_RETURN(AllocationTrace trace,
                          MakeLoad(load, {options.seed, options.events, live}));
   return NamedTrace{absl::StrCat(load, ", seed ", options.seed, ", ",
@@ -141,34 +144,50 @@ absl::StatusOr<StressRun> RunOne(const Options& options, Bytes device_memory,
   return run;
 }
 
+// All policies, one after the other, on one trace.
+absl::Status RunPolicies(const Options& options, Bytes device_memory,
+                         const NamedTrace& trace,
+                         const std::vector<PolicySpec>& specs, double total,
+                         ProgressLine* progress, std::vector<StressRun>* runs) {
+  for (const PolicySpec& spec : specs) {
+    PolicyReplayOptions replay;
+    replay.iterations = options.repeat;
+    replay.timeline_points = options.timeline;
+    replay.page_map_points = options.page_maps;
+    const auto before = static_cast<double>(runs->size());
+    replay.progress = [&](uint64_t done, uint64_t all) {
+      progress->Update(
+          absl::StrCat(trace.name, ", ", spec.text),
+          before + static_cast<double>(done) / static_cast<double>(all), total);
+    };
+    absl::StatusOr<StressRun> run =
+        RunOne(options, device_memory, trace, spec, replay);
+    if (!run.ok()) {
+      return absl::Status(run.status().code(),
+                          absl::StrCat(trace.name, ", ", spec.text, ": ",
+                                       std::string(run.status().message())));
+    }
+    runs->push_back(*std::move(run));
+  }
+  return absl::OkStatus();
+}
+
+// `traces`, then the loads, each of which is made when it is its turn.
 absl::Status RunAll(const Options& options, Bytes device_memory,
                     const std::vector<NamedTrace>& traces,
                     const std::vector<PolicySpec>& specs,
                     std::vector<StressRun>* runs) {
   ProgressLine progress;
-  const auto total = static_cast<double>(traces.size() * specs.size());
+  const auto total = static_cast<double>(
+      (traces.size() + options.loads.size()) * specs.size());
   for (const NamedTrace& trace : traces) {
-    for (const PolicySpec& spec : specs) {
-      PolicyReplayOptions replay;
-      replay.iterations = options.repeat;
-      replay.timeline_points = options.timeline;
-      replay.page_map_points = options.page_maps;
-      const auto before = static_cast<double>(runs->size());
-      replay.progress = [&](uint64_t done, uint64_t all) {
-        progress.Update(
-            absl::StrCat(trace.name, ", ", spec.text),
-            before + static_cast<double>(done) / static_cast<double>(all),
-            total);
-      };
-      absl::StatusOr<StressRun> run =
-          RunOne(options, device_memory, trace, spec, replay);
-      if (!run.ok()) {
-        return absl::Status(run.status().code(),
-                            absl::StrCat(trace.name, ", ", spec.text, ": ",
-                                         std::string(run.status().message())));
-      }
-      runs->push_back(*std::move(run));
-    }
+    QUIRE_RETURN_IF_ERROR(RunPolicies(options, device_memory, trace, specs,
+                                      total, &progress, runs));
+  }
+  for (const std::string& load : options.loads) {
+    QUIRE_ASSIGN_OR_RETURN(const NamedTrace trace, MakeTrace(options, load));
+    QUIRE_RETURN_IF_ERROR(RunPolicies(options, device_memory, trace, specs,
+                                      total, &progress, runs));
   }
   return absl::OkStatus();
 }
@@ -198,13 +217,17 @@ int Main(int argc, char** argv) {
       "Plays allocation traces against the policies of several systems");
   app.add_option("--trace", options.traces,
                  "Traces: Quire's CSV and snapshots, RMM's log, PyTorch's "
-                 "snapshots");
+                 "snapshots")
+      ->check(NotEmpty());
   app.add_option("--load", options.loads,
                  absl::StrCat("Made-up loads:\n", DescribeLoads()))
       ->delimiter(',');
-  app.add_option("--seed", options.seed, "Of the loads")->capture_default_str();
-  app.add_option("--events", options.events, "Of each load, about")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{100000000}))
+  app.add_option("--seed", options.seed, "Of the loads")
+      ->check(WholeNumber())
+      ->capture_default_str();
+  app.add_option("--events", options.events,
+                 "Of each load, about; for more, --repeat")
+      ->check(CLI::Range(uint64_t{1}, kMostEvents))
       ->capture_default_str();
   app.add_option("--live", options.live, "Of each load at its peak, about")
       ->capture_default_str();
@@ -232,11 +255,7 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(uint64_t{0}, uint64_t{1000}))
       ->capture_default_str();
   app.add_flag("--json", options.json, "Machine-readable output");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kWrongUsage;
-  }
+  if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   if (options.traces.empty() && options.loads.empty()) {
     return Fail(kWrongUsage, absl::InvalidArgumentError(
                                  "nothing to play: give --trace or --load"));
@@ -248,23 +267,20 @@ int Main(int argc, char** argv) {
   if (!live.ok()) return Fail(kWrongUsage, live.status());
   const auto specs = ParsePolicySpecs(options.policies);
   if (!specs.ok()) return Fail(kWrongUsage, specs.status());
+  for (const std::string& load : options.loads) {
+    const absl::Status known = CheckLoad(load);
+    if (!known.ok()) return Fail(kWrongUsage, known);
+  }
   std::vector<NamedTrace> traces;
   for (const std::string& path : options.traces) {
     absl::StatusOr<NamedTrace> trace = ReadTrace(path);
     if (!trace.ok()) return Fail(kFailed, trace.status());
     traces.push_back(*std::move(trace));
   }
-  for (const std::string& load : options.loads) {
-    absl::StatusOr<NamedTrace> trace = MakeTrace(options, *live, load);
-    if (!trace.ok()) return Fail(kWrongUsage, trace.status());
-    traces.push_back(*std::move(trace));
-  }
   std::vector<StressRun> runs;
-  if (const absl::Status status =
-          RunAll(options, *device_memory, traces, *specs, &runs);
-      !status.ok()) {
-    return Fail(kFailed, status);
-  }
+  const absl::Status played =
+      RunAll(options, *device_memory, traces, *specs, &runs);
+  if (!played.ok()) return Fail(kFailed, played);
   Print(options, specs->size(), runs);
   return 0;
 }
@@ -272,4 +288,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace quire
 
-int main(int argc, char** argv) { return quire::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return quire::FinishOutput("fragmentation_stress", quire::Main(argc, argv));
+}

@@ -14,7 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "bench/kv_stress/bursts.h"
 #include "bench/kv_stress/report.h"
-#include "bench/number_range.h"
+#include "bench/option_checks.h"
+#include "bench/program.h"
 #include "bench/serving/serving_arguments.h"
 #include "bench/serving/simulation.h"
 #include "quire/alloc/status_macros.h"
@@ -32,9 +33,10 @@ struct Options {
 
 void AddOptions(CLI::App* app, Options* options) {
   app->add_option(
-      "--trace", options->serving.trace,
-      "Requests: a file of the azure, mooncake or vidur traces, or\n"
-      "a file or folder of servegen. Default: random ones");
+         "--trace", options->serving.trace,
+         "Requests: a file of the azure, mooncake or vidur traces, or\n"
+         "a file or folder of servegen. Default: random ones")
+      ->check(NotEmpty());
   AddServingArguments(app, &options->serving);
   app->add_option("--load-factor", options->serving.load_factor,
                   "Requests of the trace arrive so many times faster")
@@ -187,19 +189,17 @@ int Main(int argc, char** argv) {
       "Example: kv_stress --trace AzureLLMInferenceTrace_conv.csv --model "
       "qwen3-8b\n         --device-memory 80GiB --json");
   AddOptions(&app, &options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   const absl::Status status =
       options.burst_models.empty() ? Run(options) : RunBursts(options);
   if (status.ok()) return 0;
   std::cerr << "kv_stress: " << status.message() << "\n";
-  return 1;
+  return kFailed;
 }
 
 }  // namespace
 }  // namespace quire
 
-int main(int argc, char** argv) { return quire::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return quire::FinishOutput("kv_stress", quire::Main(argc, argv));
+}

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -28,26 +27,17 @@
 #include "bench/model_switching/real_report.h"
 #include "bench/model_switching/report.h"
 #include "bench/model_switching/scenario.h"
+#include "bench/program.h"
 #include "bench/progress.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/output_file.h"
 #include "quire/loader/regular_file.h"
 
 namespace quire {
 namespace {
 
-constexpr int kFailed = 1;
-constexpr int kWrongUsage = 2;
-
 using Workloads = std::map<std::string, Workload>;
-
-absl::Status WriteFile(const std::string& path, const std::string& contents) {
-  std::ofstream file(path, std::ios::binary);
-  file << contents;
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
-}
 
 absl::Status InFile(const absl::Status& status,
                     const std::filesystem::path& path) {
@@ -256,11 +246,7 @@ int Main(int argc, char** argv) {
   SwitchingArguments arguments;
   CLI::App app("Plays days on which models come and go on one device");
   AddArguments(&app, &arguments);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kWrongUsage;
-  }
+  if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   const absl::StatusOr<SwitchingPlan> plan = MakePlan(arguments);
   if (!plan.ok()) return Fail(kWrongUsage, plan.status());
   if (plan->real.models.empty()) {
@@ -275,4 +261,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace quire
 
-int main(int argc, char** argv) { return quire::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return quire::FinishOutput("model_switching", quire::Main(argc, argv));
+}

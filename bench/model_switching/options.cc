@@ -6,7 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "bench/number_range.h"
+#include "bench/option_checks.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
 
@@ -22,67 +22,82 @@ absl::StatusOr<Bytes> ReadSize(const char* option, const std::string& text) {
 
 void AddGeneratorArguments(CLI::App* app, SwitchingArguments* arguments) {
   GeneratorOptions& generator = arguments->generator;
-  app->add_option("--generate", generator.requests,
-                  "A day of so many requests at random, instead of FILE")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1000000}));
+  CLI::Option* const generate =
+      app->add_option("--generate", generator.requests,
+                      "A day of so many requests at random, instead of FILE")
+          ->check(CLI::Range(uint64_t{1}, uint64_t{1000000}));
   app->add_option("--arrivals", arguments->arrivals,
                   "poisson: each request on its own; bursts: several for one "
                   "model")
       ->check(CLI::IsMember({"poisson", "bursts"}))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(generate);
   app->add_option("--requests-per-hour", generator.requests_per_hour)
       ->check(NumberBetween(1e-3, 1e6))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(generate);
   app->add_option("--burst-size", generator.burst_size,
                   "Requests of a burst, mean")
       ->check(NumberBetween(1.0, 1e6))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(generate);
   app->add_option("--mix", arguments->mix,
                   "Workloads and their weights, as a=2,b=1; default: each CSV\n"
-                  "of the traces once, except totals.csv");
+                  "of the traces once, except totals.csv")
+      ->needs(generate);
   app->add_option("--service-seconds", generator.service_seconds,
                   "What a request takes, mean")
       ->check(NumberBetween(1e-3, 1e6))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(generate);
   app->add_option("--keep-alive-seconds", generator.keep_alive_seconds,
                   "After so long without a request a model is unloaded")
       ->check(NumberBetween(0.0, 1e9))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(generate);
   app->add_option(
          "--fill", generator.fill,
          "Models are unloaded until what is asked for is at most this\n"
          "part of it")
       ->check(NumberBetween(0.01, 1.0))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(generate);
   app->add_option("--write", arguments->write,
-                  "Write the day to this file, for FILE");
+                  "Write the day to this file, for FILE")
+      ->check(NotEmpty());
 }
 
 void AddRealArguments(CLI::App* app, SwitchingArguments* arguments) {
   RealOptions& real = arguments->real;
-  app->add_option(
-         "--real", real.models,
-         "Instead of FILE: these models, folders or files, with a LoRA\n"
-         "adapter as MODEL:adapter=FOLDER, take turns\n"
-         "on one device, with the strategies reload, keep and sleep;\n"
-         "each token is compared with a run of the model alone. Exit\n"
-         "status 1 where one differs")
-      ->delimiter(',');
+  CLI::Option* const models =
+      app->add_option(
+             "--real", real.models,
+             "Instead of FILE: these models, folders or files, with a LoRA\n"
+             "adapter as MODEL:adapter=FOLDER, take turns\n"
+             "on one device, with the strategies reload, keep and sleep;\n"
+             "each token is compared with a run of the model alone. Exit\n"
+             "status 1 where one differs")
+          ->delimiter(',');
   app->add_option("--page-size", arguments->page_size, "--real: of the device")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(models);
   app->add_option("--prompt-tokens", real.prompt_tokens,
                   "--real: of each model, at random")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 20))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(models);
   app->add_option("--tokens-per-turn", real.tokens_per_turn, "--real: decoded")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 20))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(models);
   app->add_option("--turns", real.turns, "--real: of each model")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 20))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(models);
   app->add_option("--threads", real.threads, "--real: 0: one per core")
       ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(models);
 }
 
 // Which of the ways to say what is played was taken.
@@ -124,11 +139,15 @@ absl::StatusOr<std::vector<SwitchStrategy>> ChooseStrategies(
 }  // namespace
 
 void AddArguments(CLI::App* app, SwitchingArguments* arguments) {
-  app->add_option("FILE", arguments->file, "Scenarios, JSON");
+  CLI::Option* const file =
+      app->add_option("FILE", arguments->file, "Scenarios, JSON")
+          ->check(NotEmpty());
   app->add_option("--traces", arguments->traces,
-                  "Folder of the workloads' traces; default: that of FILE");
+                  "Folder of the workloads' traces; default: that of FILE")
+      ->check(NotEmpty());
   app->add_option("--scenario", arguments->names, "By name; default: all")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->needs(file);
   app->add_option("--policies", arguments->policies,
                   absl::StrCat("Separated by commas, each with its settings\n"
                                "behind colons. There are ",
@@ -161,12 +180,14 @@ void AddArguments(CLI::App* app, SwitchingArguments* arguments) {
       ->capture_default_str();
   app->add_option("--seed", arguments->generator.seed,
                   "Of what is drawn: the day, or the prompts")
+      ->check(WholeNumber())
       ->capture_default_str();
   app->add_option(
-      "--device-memory", arguments->device_memory,
-      "Of the day that is generated, default 16GiB; of the device\n"
-      "that real models share, default what the largest takes, and\n"
-      "a sixteenth");
+         "--device-memory", arguments->device_memory,
+         "Of the day that is generated, default 16GiB; of the device\n"
+         "that real models share, default what the largest takes, and\n"
+         "a sixteenth")
+      ->excludes(file);
   AddGeneratorArguments(app, arguments);
   AddRealArguments(app, arguments);
   app->add_flag("--json", arguments->json, "Machine-readable output");

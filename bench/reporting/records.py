@@ -265,8 +265,17 @@ def read(path):
     return [_from_object(item, where) for item, where in zip(items, places)]
 
 
+def write_text(path, text):
+    """A pipe that nobody reads is an OSError, and is not waited for."""
+    def at_once(name, flags):
+        return os.open(name, flags | os.O_NONBLOCK, 0o666)
+
+    with open(path, "w", encoding="utf-8", opener=at_once) as file:
+        os.set_blocking(file.fileno(), True)
+        file.write(text)
+
+
 def write(path, records):
-    with open(path, "w", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record, sort_keys=True,
-                                  ensure_ascii=False) + "\n")
+    write_text(path, "".join(
+        json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n"
+        for record in records))

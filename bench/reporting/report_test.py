@@ -6,6 +6,7 @@
 import copy
 import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -231,6 +232,17 @@ class RecordsTest(unittest.TestCase):
             self.assertEqual(len(path.read_text("utf-8").splitlines()),
                              len(made))
             self.assertEqual(records.read(path), made)
+
+    def test_a_pipe_that_nobody_reads_is_not_waited_for(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = pathlib.Path(folder) / "pipe"
+            os.mkfifo(pipe)
+            with self.assertRaises(OSError):
+                records.write_text(pipe, "text")
+            reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+            records.write_text(pipe, "text")
+            self.assertEqual(os.read(reader, 10), b"text")
+            os.close(reader)
 
     def test_take_what_programs_print(self):
         for experiment, result in (

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/number_range.h"
+#include "bench/option_checks.h"
 #include "bench/serving/model_table.h"
 #include "bench/serving/traces.h"
 #include "quire/alloc/status_macros.h"
@@ -99,6 +99,7 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
       ->capture_default_str();
   app->add_option("--map-ahead", arguments->map_ahead,
                   "Pages mapped beyond the need, per group of layers")
+      ->check(WholeNumber())
       ->capture_default_str();
   app->add_option("--page-ahead", arguments->page_ahead,
                   "Steps that contiguous caches map ahead at most, while the\n"
@@ -129,7 +130,9 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
   app->add_option("--output-mean", arguments->random.output_mean)
       ->check(NumberBetween(1.0, 1e9))
       ->capture_default_str();
-  app->add_option("--seed", arguments->random.seed)->capture_default_str();
+  app->add_option("--seed", arguments->random.seed)
+      ->check(WholeNumber())
+      ->capture_default_str();
   app->add_option("--max-model-len,--max-sequence-length",
                   arguments->max_model_len,
                   "Tokens of a request; longer ones are left out, random ones\n"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "bench/number_range.h"
+#include "bench/option_checks.h"
 #include "bench/serving/cost_model.h"
 #include "bench/serving/model_table.h"
 #include "bench/serving/prompt_tokens.h"
@@ -324,6 +324,15 @@ TEST(NumberBetweenTest, TakesFiniteNumbersOfTheRangeOnly) {
   for (std::string text : {"nan", "NaN", "-nan", "inf", "-inf", "1e999", "10.1",
                            "-1e-9", "", "5x"})
     EXPECT_THAT(number(text), HasSubstr("is no number in [0 - 10]")) << text;
+}
+
+TEST(WholeNumberTest, TakesWhatFitsIn64Bits) {
+  const CLI::Validator number = WholeNumber();
+  for (std::string text : {"0", "7", "0x10", "18446744073709551615"})
+    EXPECT_EQ(number(text), "") << text;
+  for (std::string text : {"18446744073709551616", "1e3", "-1", "+1", "", " 1",
+                           "1 ", "0x", "99999999999999999999999"})
+    EXPECT_THAT(number(text), HasSubstr("is no whole number")) << text;
 }
 
 TEST(PromptTokensTest, EqualBlocksAreEqualTokensAndTheRestIsUnlikeAll) {

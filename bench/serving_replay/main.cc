@@ -11,7 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "bench/number_range.h"
+#include "bench/option_checks.h"
+#include "bench/program.h"
 #include "bench/progress.h"
 #include "bench/serving/serving_arguments.h"
 #include "bench/serving/simulation.h"
@@ -22,9 +23,6 @@
 
 namespace quire {
 namespace {
-
-constexpr int kFailed = 1;
-constexpr int kWrongUsage = 2;
 
 struct Options {
   ServingArguments serving;
@@ -40,7 +38,8 @@ void AddOptions(CLI::App* app, Options* options) {
   app->add_option("TRACE", options->traces,
                   "Files of the azure, mooncake or vidur traces, or files or\n"
                   "folders of servegen; none: random requests, for which a\n"
-                  "step is a second");
+                  "step is a second")
+      ->check(NotEmpty());
   AddServingArguments(app, &options->serving);
   app->add_option("--load-factors", options->load_factors,
                   "Requests arrive so many times faster, each in turn")
@@ -204,11 +203,7 @@ int Main(int argc, char** argv) {
       "several kinds. Example: serving_replay AzureLLMInferenceTrace_conv.csv\n"
       "--load-factors 1,2,4 --json");
   AddOptions(&app, &options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kWrongUsage;
-  }
+  if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   const absl::Status usage = Check(options);
   if (!usage.ok()) return Fail(kWrongUsage, usage);
   const absl::Status status = Run(options);
@@ -218,4 +213,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace quire
 
-int main(int argc, char** argv) { return quire::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return quire::FinishOutput("serving_replay", quire::Main(argc, argv));
+}
