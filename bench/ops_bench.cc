@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/benchmark_program.h"
 #include "quire/model/ops.h"
 #include "quire/model/thread_pool.h"
 

@@ -24,7 +24,7 @@ StressRun MakeRun(const char* policy, uint64_t reserved, uint64_t failures) {
 TEST(StressReportTest, RanksSurvivorsFirstAndTheUnvalidatedNot) {
   const std::vector<StressRun> runs = {
       MakeRun("quire", 1100, 0), MakeRun("pytorch", 1000, 1),
-      MakeRun("cuda-pool", 1000, 0), MakeRun("bfc", 1100, 0),
+      MakeRun("gmlake", 1000, 0), MakeRun("bfc", 1100, 0),
       MakeRun("rmm-pool", 1200, 0)};
   EXPECT_EQ(RankRuns(runs),
             (std::vector<std::optional<int>>{1, 4, std::nullopt, 1, 3}));
@@ -39,7 +39,7 @@ TEST(StressReportTest, RanksEachTraceOnItsOwn) {
 
 TEST(StressReportTest, JsonHasOneObjectPerRun) {
   std::vector<StressRun> runs = {MakeRun("quire", 1100, 0),
-                                 MakeRun("cuda-pool", 1, 2)};
+                                 MakeRun("gmlake", 1, 2)};
   runs[0].result.total = {17, 2500000};
   PolicyFailure failure;
   failure.size = Bytes(5);

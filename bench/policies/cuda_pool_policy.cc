@@ -9,7 +9,7 @@ namespace quire {
 namespace {
 
 constexpr uint64_t kStep = 512;
-constexpr uint64_t kGrowth = uint64_t{32} << 20;
+constexpr uint64_t kPieceBytes = CudaPoolPolicy::kPiece.value();
 
 constexpr uint64_t RoundUp(uint64_t size, uint64_t step) {
   return (size + step - 1) / step * step;
@@ -30,7 +30,7 @@ absl::StatusOr<DeviceAddress> CudaPoolPolicy::Allocate(Bytes size,
       QUIRE_ASSIGN_OR_RETURN(block, Grow(rounded));
     }
     if (block == nullptr) {
-      QUIRE_RETURN_IF_ERROR(Release(Bytes(0)));
+      QUIRE_RETURN_IF_ERROR(TrimTo(Bytes(0)));
       QUIRE_ASSIGN_OR_RETURN(block, Grow(rounded));
     }
     if (block != nullptr && block->size > rounded) {
@@ -50,13 +50,15 @@ absl::StatusOr<DeviceAddress> CudaPoolPolicy::Allocate(Bytes size,
 }
 
 absl::StatusOr<PoolBlock*> CudaPoolPolicy::Grow(uint64_t size) {
-  const uint64_t growth = RoundUp(size, kGrowth);
-  const absl::StatusOr<DeviceAddress> address = device_->Malloc(Bytes(growth));
+  const uint64_t growth = RoundUp(size, kPieceBytes);
+  const absl::StatusOr<DeviceAddress> address =
+      device_->MallocPieces(Bytes(growth), kPiece);
   if (absl::IsResourceExhausted(address.status())) return nullptr;
   QUIRE_RETURN_IF_ERROR(address.status());
   PoolBlock block;
   block.address = address->value();
   block.size = growth;
+  block.segment = block.address;
   return blocks_.Add(block);
 }
 
@@ -67,20 +69,49 @@ absl::Status CudaPoolPolicy::Free(DeviceAddress address, StreamId /*stream*/) {
   allocated_ -= block->size;
   PoolBlock* const merged = blocks_.MergeFree(block, &free_);
   free_.Insert(merged);
-  if (!merged->whole()) return absl::OkStatus();
-  return Release(release_threshold_);
+  return TrimTo(release_threshold_);
 }
 
-absl::Status CudaPoolPolicy::Release(Bytes keep) {
+CudaPoolPolicy::Pieces CudaPoolPolicy::PiecesOf(const PoolBlock& block) {
+  const uint64_t begin =
+      block.segment + RoundUp(block.address - block.segment, kPieceBytes);
+  const uint64_t end =
+      block.segment + (block.end() - block.segment) / kPieceBytes * kPieceBytes;
+  return {begin, std::max(begin, end)};
+}
+
+absl::Status CudaPoolPolicy::TrimTo(Bytes keep) {
   if (device_->malloc_bytes() <= keep) return absl::OkStatus();
   for (PoolBlock* const block : free_.Spare()) {
-    if (device_->malloc_bytes() <= keep) break;
-    const DeviceAddress address(block->address);
-    free_.Erase(block);
-    blocks_.Remove(block);
-    QUIRE_RETURN_IF_ERROR(device_->Free(address));
+    const uint64_t over =
+        SaturatingSubtract(device_->malloc_bytes(), keep).value();
+    if (over == 0) break;
+    Pieces pieces = PiecesOf(*block);
+    if (pieces.begin == pieces.end) continue;
+    if (over < pieces.end - pieces.begin) {
+      pieces.begin = pieces.end - RoundUp(over, kPieceBytes);
+    }
+    QUIRE_RETURN_IF_ERROR(Release(block, pieces));
   }
   return absl::OkStatus();
+}
+
+absl::Status CudaPoolPolicy::Release(PoolBlock* block, const Pieces& pieces) {
+  free_.Erase(block);
+  PoolBlock* hole = block;
+  if (block->address < pieces.begin) {
+    hole = blocks_.Split(block, pieces.begin - block->address);
+    free_.Insert(block);
+  }
+  if (pieces.end < hole->end()) {
+    free_.Insert(blocks_.Split(hole, pieces.end - pieces.begin));
+  }
+  hole->mapped = false;
+  // Holes are in no list: merging takes them in where they lie.
+  hole = blocks_.MergeFree(hole, &free_);
+  if (hole->whole()) blocks_.Remove(hole);
+  return device_->FreePieces(DeviceAddress(pieces.begin),
+                             Bytes(pieces.end - pieces.begin));
 }
 
 PolicyUse CudaPoolPolicy::GetUse() const {
@@ -90,10 +121,13 @@ PolicyUse CudaPoolPolicy::GetUse() const {
 Bytes CudaPoolPolicy::CalculateLargest(StreamId /*stream*/) const {
   uint64_t unused =
       SaturatingSubtract(device_->memory(), device_->malloc_bytes()).value();
-  for (const PoolBlock* const block : free_.Spare()) unused += block->size;
+  for (const PoolBlock* const block : free_.Spare()) {
+    const Pieces pieces = PiecesOf(*block);
+    unused += pieces.end - pieces.begin;
+  }
   const PoolBlock* const block = free_.Largest(0);
-  return Bytes(
-      std::max(unused / kGrowth * kGrowth, block == nullptr ? 0 : block->size));
+  return Bytes(std::max(unused / kPieceBytes * kPieceBytes,
+                        block == nullptr ? 0 : block->size));
 }
 
 }  // namespace quire

@@ -138,10 +138,10 @@ absl::StatusOr<GmlakePolicy::Primitive*> GmlakePolicy::Split(Primitive* block,
   rest->address = *behind;
 
   free_.erase(EntryOf(block));
-  for (Stitched* const stitched : block->in) {
-    const auto place =
-        std::find(stitched->parts.begin(), stitched->parts.end(), block);
-    stitched->parts.insert(std::next(place), rest.get());
+  for (const uint32_t number : block->in) {
+    std::vector<Primitive*>& parts = stitched_[number]->parts;
+    const auto place = std::find(parts.begin(), parts.end(), block);
+    parts.insert(std::next(place), rest.get());
   }
   rest->in = block->in;
   // The addresses of the whole are those of a stitched block from now on.
@@ -151,14 +151,8 @@ absl::StatusOr<GmlakePolicy::Primitive*> GmlakePolicy::Split(Primitive* block,
   whole->parts = {block, rest.get()};
   block->pages = first;
   block->address = address;
-  for (Primitive* const part : whole->parts) {
-    part->in.push_back(whole.get());
-    free_.insert(EntryOf(part));
-  }
-  free_stitched_.insert(EntryOf(whole.get()));
-  stitched_bytes_ += whole->size;
-  Stitched* const key = whole.get();
-  stitched_[key] = std::move(whole);
+  for (Primitive* const part : whole->parts) free_.insert(EntryOf(part));
+  AddStitched(std::move(whole));
   primitives_.push_back(std::move(rest));
   return block;
 }
@@ -173,12 +167,24 @@ absl::StatusOr<GmlakePolicy::Stitched*> GmlakePolicy::Stitch(
   QUIRE_ASSIGN_OR_RETURN(stitched->address, MapPages(pages));
   stitched->size = pages.size() * kPage;
   stitched->parts = std::move(parts);
-  Stitched* const key = stitched.get();
-  for (Primitive* const part : key->parts) part->in.push_back(key);
-  free_stitched_.insert(EntryOf(key));
-  stitched_bytes_ += key->size;
-  stitched_[key] = std::move(stitched);
-  return key;
+  return AddStitched(std::move(stitched));
+}
+
+GmlakePolicy::Stitched* GmlakePolicy::AddStitched(
+    std::unique_ptr<Stitched> stitched) {
+  Stitched* const added = stitched.get();
+  if (unused_numbers_.empty()) {
+    unused_numbers_.push_back(static_cast<uint32_t>(stitched_.size()));
+    stitched_.emplace_back();
+    parts_in_use_.push_back(0);
+  }
+  added->number = unused_numbers_.back();
+  unused_numbers_.pop_back();
+  for (Primitive* const part : added->parts) part->in.push_back(added->number);
+  free_stitched_.insert(EntryOf(added));
+  stitched_bytes_ += added->size;
+  stitched_[added->number] = std::move(stitched);
+  return added;
 }
 
 absl::Status GmlakePolicy::LimitStitched() {
@@ -191,10 +197,13 @@ absl::Status GmlakePolicy::LimitStitched() {
         });
     Stitched* const oldest = found->block;
     free_stitched_.erase(found);
-    for (Primitive* const part : oldest->parts) std::erase(part->in, oldest);
+    for (Primitive* const part : oldest->parts) {
+      std::erase(part->in, oldest->number);
+    }
     stitched_bytes_ -= oldest->size;
     QUIRE_RETURN_IF_ERROR(UnmapPages(oldest->address, oldest->size));
-    stitched_.erase(oldest);
+    unused_numbers_.push_back(oldest->number);
+    stitched_[oldest->number].reset();
   }
   return absl::OkStatus();
 }
@@ -205,13 +214,13 @@ void GmlakePolicy::SetInUse(Primitive* block, bool in_use) {
   } else {
     free_.insert(EntryOf(block));
   }
-  for (Stitched* const stitched : block->in) {
+  for (const uint32_t number : block->in) {
     if (in_use) {
-      if (stitched->parts_in_use++ == 0) {
-        free_stitched_.erase(EntryOf(stitched));
+      if (parts_in_use_[number]++ == 0) {
+        free_stitched_.erase(EntryOf(stitched_[number].get()));
       }
-    } else if (--stitched->parts_in_use == 0) {
-      free_stitched_.insert(EntryOf(stitched));
+    } else if (--parts_in_use_[number] == 0) {
+      free_stitched_.insert(EntryOf(stitched_[number].get()));
     }
   }
 }

@@ -47,15 +47,15 @@ class GmlakePolicy : public AllocatorPolicy {
   struct Primitive {
     uint64_t address = 0;
     std::vector<PageHandle> pages;
-    std::vector<Stitched*> in;  // what it is a part of, each once
+    std::vector<uint32_t> in;  // numbers of what it is a part of, each once
   };
   // The pages of several primitive blocks, mapped once more.
   struct Stitched {
     uint64_t address = 0;
     uint64_t size = 0;
     std::vector<Primitive*> parts;
-    uint64_t parts_in_use = 0;
     uint64_t last_use = 0;
+    uint32_t number = 0;
   };
   // Free blocks in order of size and address: what decides is in the set
   // itself, since blocks that are looked at there are many and scattered.
@@ -90,6 +90,8 @@ class GmlakePolicy : public AllocatorPolicy {
   // the first part.
   absl::StatusOr<Primitive*> Split(Primitive* block, uint64_t pages);
   absl::StatusOr<Stitched*> Stitch(std::vector<Primitive*> parts);
+  // REQUIRES: its address, size and parts are set, and all of them are free.
+  Stitched* AddStitched(std::unique_ptr<Stitched> stitched);
   absl::Status LimitStitched();
 
   void SetInUse(Primitive* block, bool in_use);
@@ -101,7 +103,11 @@ class GmlakePolicy : public AllocatorPolicy {
   SimulatedDevice* const device_;
   PyTorchPolicy small_;
   std::vector<std::unique_ptr<Primitive>> primitives_;
-  absl::flat_hash_map<Stitched*, std::unique_ptr<Stitched>> stitched_;
+  // By number. How many of its parts are in use is apart from all else: each
+  // time a part comes or goes, all that it is in are counted.
+  std::vector<std::unique_ptr<Stitched>> stitched_;
+  std::vector<uint32_t> parts_in_use_;
+  std::vector<uint32_t> unused_numbers_;
   FreeSet<Primitive> free_;  // sizes are pages
   FreeSet<Stitched> free_stitched_;
   absl::flat_hash_map<uint64_t, Handed> handed_;  // by address

@@ -99,8 +99,10 @@ std::span<const PolicyKind> PolicyKinds() {
        CreateBfc},
       {"gmlake", "GMLake's stitching", false,
        "its training runs were not published as traces", CreateGmlake},
-      {"cuda-pool", "CUDA's stream-ordered pool", false,
-       "how the pool is built is not published", CreateCudaPool},
+      {"cuda-pool", "CUDA's stream-ordered pool", true,
+       "reserves that CUDA.jl's documentation shows, and the log of "
+       "CUDA.jl#1540",
+       CreateCudaPool},
       {"cudamalloc", "cudaMalloc and cudaFree", true,
        "footprints of 19 sizes, measured by cudaMemGetInfo (colibri#1244)",
        CreateCudaMalloc},

@@ -85,6 +85,65 @@ absl::Status SimulatedDevice::Free(DeviceAddress address) {
   return driver_->ReleasePage(segment.page);
 }
 
+absl::StatusOr<DeviceAddress> SimulatedDevice::MallocPieces(Bytes size,
+                                                            Bytes piece) {
+  ++own_calls_;
+  if (size > SaturatingSubtract(memory_, malloc_bytes_)) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%s more than the device has left", FormatBytes(size)));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const DeviceAddress range, TakeAddress(size));
+  std::vector<PageHandle> pages;
+  const auto give_up = [&](absl::Status status) {
+    for (const PageHandle page : pages) {
+      ++seam_calls_;
+      status.Update(driver_->ReleasePage(page));
+    }
+    spare_[size.value()].push_back(range);
+    return status;
+  };
+  while (pages.size() < size.value() / piece.value()) {
+    ++seam_calls_;
+    const absl::StatusOr<PageHandle> page =
+        driver_->CreatePage(DeviceId(0), piece);
+    if (!page.ok()) return give_up(page.status());
+    pages.push_back(*page);
+  }
+  ++seam_calls_;
+  const absl::Status mapped = driver_->Map(range, pages);
+  if (!mapped.ok()) return give_up(mapped);
+  uint64_t address = range.value();
+  for (const PageHandle page : pages) {
+    pieces_[address] = {piece, page, range.value()};
+    address += piece.value();
+  }
+  piece_ranges_[range.value()] = {size, pages.size()};
+  malloc_bytes_ = SaturatingAdd(malloc_bytes_, size);
+  return range;
+}
+
+absl::Status SimulatedDevice::FreePieces(DeviceAddress address, Bytes size) {
+  own_calls_ += 1;
+  seam_calls_ += 1;
+  QUIRE_RETURN_IF_ERROR(driver_->Unmap(address, size));
+  const uint64_t end = address.value() + size.value();
+  for (uint64_t at = address.value(); at < end;) {
+    const auto found = pieces_.find(at);
+    if (found == pieces_.end()) return NotAllocated("piece", DeviceAddress(at));
+    const Piece piece = found->second;
+    pieces_.erase(found);
+    ++seam_calls_;
+    QUIRE_RETURN_IF_ERROR(driver_->ReleasePage(piece.page));
+    malloc_bytes_ = SaturatingSubtract(malloc_bytes_, piece.size);
+    at += piece.size.value();
+    PieceRange& range = piece_ranges_[piece.range];
+    if (--range.left > 0) continue;
+    spare_[range.size.value()].push_back(DeviceAddress(piece.range));
+    piece_ranges_.erase(piece.range);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<DeviceAddress> SimulatedDevice::ReserveAddress(Bytes size) {
   PoolBlock* block = free_ranges_.BestFit(0, size.value());
   if (block != nullptr) {

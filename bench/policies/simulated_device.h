@@ -36,7 +36,12 @@ class SimulatedDevice {
   absl::StatusOr<DeviceAddress> Malloc(Bytes size);
   // REQUIRES: a result of Malloc that was not freed.
   absl::Status Free(DeviceAddress address);
-  // What Malloc has handed out and is not freed.
+  // As Malloc, in physical pieces of `piece` that can go back one by one.
+  // REQUIRES: `piece` is whole pages, and `size` whole pieces.
+  absl::StatusOr<DeviceAddress> MallocPieces(Bytes size, Bytes piece);
+  // REQUIRES: one or more pieces side by side, that are there.
+  absl::Status FreePieces(DeviceAddress address, Bytes size);
+  // What Malloc and MallocPieces have handed out and is not freed.
   Bytes malloc_bytes() const { return malloc_bytes_; }
 
   // The driver's calls of these names, counted and charged as they are. Many
@@ -59,6 +64,15 @@ class SimulatedDevice {
     Bytes size;
     PageHandle page;
   };
+  struct Piece {
+    Bytes size;
+    PageHandle page;
+    uint64_t range;  // what TakeAddress gave
+  };
+  struct PieceRange {
+    Bytes size;
+    uint64_t left = 0;  // pieces
+  };
   SimulatedDevice(Bytes memory, const DriverCostTable& costs,
                   std::unique_ptr<HostDriver> driver)
       : memory_(memory), costs_(costs), driver_(std::move(driver)) {}
@@ -68,7 +82,9 @@ class SimulatedDevice {
   const Bytes memory_;
   const DriverCostTable costs_;
   const std::unique_ptr<HostDriver> driver_;
-  absl::flat_hash_map<uint64_t, Segment> segments_;  // by address
+  absl::flat_hash_map<uint64_t, Segment> segments_;         // by address
+  absl::flat_hash_map<uint64_t, Piece> pieces_;             // by address
+  absl::flat_hash_map<uint64_t, PieceRange> piece_ranges_;  // by address
   absl::flat_hash_map<uint64_t, std::vector<DeviceAddress>> spare_;  // by size
   BlockStore ranges_;  // of ReserveAddress
   FreeBlocks free_ranges_;
