@@ -234,6 +234,12 @@ absl::StatusOr<SimulationOptions> MakeSimulation(
                         .head_dim = arguments.head_dim,
                         .max_positions = 8192};
   }
+  if (simulation.kv_memory < page)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--page-size ", arguments.page_size,
+                     " is more than there is for keys "
+                     "and values, ",
+                     FormatBytes(simulation.kv_memory)));
   simulation.cache.shape = simulation.model.Shape(simulation.dtype);
   simulation.cache.max_sequence_length = arguments.max_model_len == 0
                                              ? simulation.model.max_positions

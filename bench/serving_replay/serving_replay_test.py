@@ -97,6 +97,8 @@ class ServingReplayTest(unittest.TestCase):
                 ((self.trace, "--device-memory", "8GiB"), 2, "leave nothing"),
                 ((self.trace, "--device-memory", "1PiB"), 2,
                  "--device-memory 1PiB: more than 2097152 pages of 2.00 MiB"),
+                ((self.trace, "--page-size", "1PiB"), 2,
+                 "--page-size 1PiB is more than there is"),
                 (("/nowhere/t.csv",), 1, "/nowhere/t.csv")):
             with self.subTest(arguments):
                 ran = run(*arguments)
