@@ -206,6 +206,7 @@ void HeadShapes(benchmark::internal::Benchmark* b) {
   for (const int64_t threads : {1, 2}) {
     b->Args({49152, 576, 1, threads});
     b->Args({151936, 1024, 1, threads});
+    b->Args({1024, 4096, 1, threads});
     b->Args({1024, 3072, 4, threads});
     b->Args({1024, 3072, 256, threads});
   }
@@ -227,6 +228,57 @@ BENCHMARK_CAPTURE(MultiplyDense, Q8_0, DType::kQ8_0)->Apply(HeadShapes);
 BENCHMARK_CAPTURE(MultiplyDense, Q4_0, DType::kQ4_0)->Apply(HeadShapes);
 BENCHMARK_CAPTURE(MultiplyDense, Q4_1, DType::kQ4_1)->Apply(HeadShapes);
 BENCHMARK_CAPTURE(MultiplyDense, Q6_K, DType::kQ6_K)->Apply(Q6KShapes);
+
+// Codes with a scale for each `block` inputs of a row.
+void MultiplyScaled(benchmark::State& state, CodeKind kind, DType scales_dtype,
+                    size_t block) {
+  const auto n = static_cast<size_t>(state.range(0));
+  const auto k = static_cast<size_t>(state.range(1));
+  const auto tokens = static_cast<size_t>(state.range(2));
+  ThreadPool pool(static_cast<int>(state.range(3)));
+  ScaledMatrix matrix;
+  matrix.kind = kind;
+  matrix.out_features = n;
+  matrix.in_features = k;
+  matrix.row_bytes = k * static_cast<size_t>(CodeBits(kind)) / 8;
+  matrix.scales_dtype = scales_dtype;
+  matrix.block_rows = 1;
+  matrix.block_columns = block;
+  matrix.scales = Words().data();
+  const size_t codes = n * matrix.row_bytes;
+  const size_t copies = kWorkingSet / codes;
+  const std::vector<float> input = RandomInput(tokens * k);
+  std::vector<float> output(tokens * n);
+  size_t next = 0;
+  for (auto _ : state) {
+    next = (next + 1) % copies;
+    matrix.codes =
+        reinterpret_cast<const uint8_t*>(Words().data()) + next * codes;
+    MatMul(matrix, input.data(), tokens, output.data(), &pool);
+  }
+  const auto bytes = static_cast<double>(CodeBytes(matrix).value() +
+                                         ScaleBytes(matrix).value());
+  if (tokens == 1) SetByteRate(state, bytes);
+  SetOperationRate(state, 2.0 * static_cast<double>(tokens * n * k));
+}
+
+void ScaledShapes(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"N", "K", "tokens", "threads"})->UseRealTime();
+  for (const int64_t threads : {1, 2})
+    for (const int64_t tokens : {1, 2, 4, 256})
+      b->Args({4096, 4096, tokens, threads});
+}
+
+BENCHMARK_CAPTURE(MultiplyScaled, F8, CodeKind::kF8E4M3, DType::kF32, 128)
+    ->Apply(ScaledShapes);
+BENCHMARK_CAPTURE(MultiplyScaled, int8, CodeKind::kInt8, DType::kF32, 4096)
+    ->Apply(ScaledShapes);
+BENCHMARK_CAPTURE(MultiplyScaled, uint4, CodeKind::kUint4, DType::kBF16, 128)
+    ->Apply(ScaledShapes);
+BENCHMARK_CAPTURE(MultiplyScaled, nf4, CodeKind::kNf4, DType::kF32, 64)
+    ->Apply(ScaledShapes);
+BENCHMARK_CAPTURE(MultiplyScaled, mxfp4, CodeKind::kF4E2M1, DType::kF8E8M0, 32)
+    ->Apply(ScaledShapes);
 
 // `queries` sequences of `rows` rows each, 16 heads on 8 kv heads of 128, with
 // the rows of one layer side by side.

@@ -27,8 +27,11 @@ float F8E4M3Value(uint8_t code) {
   return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-constexpr std::array<float, 8> kF4E2M1Magnitudes = {0, 0.5f, 1, 1.5f,
-                                                    2, 3,    4, 6};
+constexpr std::array<float, 16> kUint4Values = {-8, -7, -6, -5, -4, -3, -2, -1,
+                                                0,  1,  2,  3,  4,  5,  6,  7};
+constexpr std::array<float, 16> kF4E2M1Values = {
+    0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 float ByteValue(CodeKind kind, uint8_t code) {
   switch (kind) {
@@ -38,19 +41,6 @@ float ByteValue(CodeKind kind, uint8_t code) {
       return static_cast<float>(static_cast<int8_t>(code));
     default:  // kUint8
       return static_cast<float>(code) - 128;
-  }
-}
-
-float NibbleValue(CodeKind kind, uint8_t code) {
-  switch (kind) {
-    case CodeKind::kUint4:
-      return static_cast<float>(code) - 8;
-    case CodeKind::kNf4:
-      return kNf4Levels[code];
-    default: {  // kF4E2M1
-      const float magnitude = kF4E2M1Magnitudes[code & 7];
-      return (code & 8) != 0 ? -magnitude : magnitude;
-    }
   }
 }
 
@@ -65,10 +55,10 @@ ByteTable MakeByteTable(CodeKind kind) {
 }
 
 NibbleTable MakeNibbleTable(CodeKind kind) {
+  const std::array<float, 16>& values = NibbleValues(kind);
   NibbleTable table;
   for (size_t byte = 0; byte < table.size(); ++byte) {
-    table[byte] = {NibbleValue(kind, static_cast<uint8_t>(byte & 15)),
-                   NibbleValue(kind, static_cast<uint8_t>(byte >> 4))};
+    table[byte] = {values[byte & 15], values[byte >> 4]};
   }
   return table;
 }
@@ -113,6 +103,12 @@ const std::array<float, 16> kNf4Levels = {
     0.7229568362236023f,
     1.0f,
 };
+
+const std::array<float, 16>& NibbleValues(CodeKind kind) {
+  return kind == CodeKind::kUint4 ? kUint4Values
+         : kind == CodeKind::kNf4 ? kNf4Levels
+                                  : kF4E2M1Values;
+}
 
 void DecodeCodes(CodeKind kind, const uint8_t* codes, size_t count,
                  float* values) {

@@ -19,6 +19,9 @@ using NibblePair = std::array<float, 2>;  // the low nibble's value is the first
 // The levels of NF4, ascending.
 extern const std::array<float, 16> kNf4Levels;
 
+// Of a kind of nibbles, by code.
+const std::array<float, 16>& NibbleValues(CodeKind kind);
+
 // values[i] = the value of code i of a row, i < count.
 void DecodeCodes(CodeKind kind, const uint8_t* codes, size_t count,
                  float* values);

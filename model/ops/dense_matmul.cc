@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "model/ops/padded_input.h"
+#include "model/ops/row_prefetch.h"
 #include "quire/loader/dtype.h"
 #include "quire/model/ops.h"
 #include "quire/model/thread_pool.h"
@@ -22,7 +23,6 @@
 #define HWY_TARGET_INCLUDE "model/ops/dense_matmul.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 // After foreach_target.h:
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include "model/ops/dense_blocks-inl.h"
@@ -59,16 +59,13 @@ HWY_NOINLINE void DotRows(const Rows& rows, const Input& input, float* output,
     });
   };
 
-  // The next rows, asked for in the order of memory: kR rows are too many short
-  // streams for hardware to foresee.
-  const uint8_t* ahead = rows.data + kR * rows.row_bytes;
+  const size_t group = kR * rows.row_bytes;
+  RowPrefetch prefetch(rows.data + group, group);
   const size_t blocks = rows.columns / Decoder::kElements;
   for (size_t block = 0; block < blocks; ++block) {
     const uint8_t* const data = rows.data + block * Decoder::kBytes;
     for (int r = 0; r < kR; ++r) add_block(block, r, data + r * rows.row_bytes);
-    for (size_t i = 0; i < kR * Decoder::kBytes; i += 64)
-      hwy::Prefetch(ahead + i);
-    ahead += kR * Decoder::kBytes;
+    prefetch.Advance(kR * Decoder::kBytes);
   }
   const size_t rest = rows.row_bytes - blocks * Decoder::kBytes;
   if (rest > 0) {

@@ -242,9 +242,10 @@ TEST(ScaledMatMulTest, ScalesOfEveryTypeAreRead) {
   for (const DType dtype :
        {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E8M0}) {
     SCOPED_TRACE(DTypeName(dtype));
-    ExpectProductIsThatOf(Example(CodeKind::kF4E2M1, 9, 96, {1, 32}, dtype,
-                                  false, false, false, &random),
-                          3, &pool, &random);
+    const Example example(CodeKind::kF4E2M1, 9, 96, {1, 32}, dtype, false,
+                          false, false, &random);
+    for (const size_t tokens : {1, 3})
+      ExpectProductIsThatOf(example, tokens, &pool, &random);
   }
 }
 
@@ -258,30 +259,49 @@ TEST(ScaledMatMulTest, ZeroPointsAndShuffledColumnsMatchTheDefinition) {
         const Example example(kind, 21, 80, {1, 32}, DType::kBF16, packed,
                               !packed, shuffled, &random);
         SCOPED_TRACE(NameOf(example.matrix));
-        ExpectProductIsThatOf(example, 2, &pool, &random);
+        for (const size_t tokens : {1, 2})
+          ExpectProductIsThatOf(example, tokens, &pool, &random);
       }
     }
   }
 }
 
+// One token goes another way than several, and another one where scales are of
+// no whole blocks of inputs.
 TEST(ScaledMatMulTest, ATokenDoesNotDependOnTheBatchOrTheThreads) {
-  std::mt19937 random(8);
-  ThreadPool one(1);
-  ThreadPool four(4);
-  const Example example(CodeKind::kF8E4M3, 100, 300, {128, 128}, DType::kF32,
-                        false, false, false, &random);
-  const size_t tokens = 9;
-  const std::vector<float> input = RandomNormal(tokens * 300, &random);
-  std::vector<float> batch(tokens * 100);
-  MatMul(example.matrix, input.data(), tokens, batch.data(), &four);
-  for (size_t t = 0; t < tokens; ++t) {
-    std::vector<float> alone(100);
-    MatMul(example.matrix, input.data() + t * 300, 1, alone.data(), &one);
-    EXPECT_EQ(std::memcmp(alone.data(), batch.data() + t * 100,
-                          alone.size() * sizeof(float)),
-              0)
-        << t;
-  }
+  ForEachTarget([] {
+    std::mt19937 random(8);
+    ThreadPool one(1);
+    ThreadPool four(4);
+    constexpr size_t kTokens = 9;
+    constexpr size_t kRows = 43;
+    constexpr size_t kColumns = 300;
+    const std::vector<float> input = RandomNormal(kTokens * kColumns, &random);
+    for (const CodeKind kind : kKinds) {
+      const bool integers = kind == CodeKind::kInt8 ||
+                            kind == CodeKind::kUint8 ||
+                            kind == CodeKind::kUint4;
+      for (const Grid grid : {Grid{1, 32}, Grid{16, 128}, Grid{1, 24}}) {
+        for (const bool zeros : {false, true}) {
+          if (zeros && !integers) continue;
+          const Example example(kind, kRows, kColumns, grid, DType::kF16, zeros,
+                                false, false, &random);
+          SCOPED_TRACE(NameOf(example.matrix));
+          std::vector<float> batch(kTokens * kRows);
+          MatMul(example.matrix, input.data(), kTokens, batch.data(), &four);
+          for (size_t t = 0; t < kTokens; ++t) {
+            std::vector<float> alone(kRows);
+            MatMul(example.matrix, input.data() + t * kColumns, 1, alone.data(),
+                   &one);
+            ASSERT_EQ(std::memcmp(alone.data(), batch.data() + t * kRows,
+                                  alone.size() * sizeof(float)),
+                      0)
+                << "token " << t;
+          }
+        }
+      }
+    }
+  });
 }
 
 TEST(CountNonFiniteTest, CountsScalesAndCodes) {

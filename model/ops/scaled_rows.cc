@@ -2,34 +2,22 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "model/ops/code_values.h"
 #include "model/ops/float_bits.h"
-#include "model/ops/packed_codes.h"
+#include "model/ops/scaled_grid.h"
 #include "quire/model/ops.h"
 #include "quire/model/thread_pool.h"
 
 namespace quire {
 namespace {
 
-size_t ScaleColumns(const ScaledMatrix& matrix) {
-  return (matrix.in_features - 1) / matrix.block_columns + 1;
-}
-
 size_t ScaleCount(const ScaledMatrix& matrix) {
   return ((matrix.out_features - 1) / matrix.block_rows + 1) *
          ScaleColumns(matrix);
-}
-
-float F8E8M0ToF32(uint8_t code) {
-  // 2^(code - 127): the exponent of a float32; 0 is a subnormal, 255 is NaN.
-  if (code == 0) return 0x1p-127f;
-  if (code == 255) return std::bit_cast<float>(0x7FC00000u);
-  return std::bit_cast<float>(static_cast<uint32_t>(code) << 23);
 }
 
 float FloatAt(const void* values, DType dtype, size_t index) {
@@ -47,19 +35,6 @@ float FloatAt(const void* values, DType dtype, size_t index) {
 
 float ScaleAt(const ScaledMatrix& matrix, size_t index) {
   return FloatAt(matrix.scales, matrix.scales_dtype, index);
-}
-
-// Of the cell (row, column) of the grid of scales.
-float ZeroAt(const ScaledMatrix& matrix, size_t row, size_t column,
-             size_t columns) {
-  if (matrix.zeros == nullptr) return 0;
-  if (matrix.zeros_dtype == DType::kI8)
-    return static_cast<const int8_t*>(matrix.zeros)[row * columns + column];
-  const int bits = CodeBits(matrix.kind);
-  const uint32_t stored = PackedCode(
-      static_cast<const uint32_t*>(matrix.zeros) + column, columns, bits, row);
-  return static_cast<float>(stored) -
-         static_cast<float>(uint32_t{1} << (bits - 1));
 }
 
 }  // namespace
