@@ -246,7 +246,8 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options,
   AddPlacementOptions(app, &options->placement);
   options->on_leaks = WarnOfLeaks;
   app->add_option("--threads", options->threads,
-                  "Threads that compute; 0: one per core")
+                  "Threads that compute; 0: one per core, and one less where "
+                  "weights come from the host or from disk")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   static const std::map<std::string, KvDType> kKvDTypes = {

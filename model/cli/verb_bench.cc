@@ -2,8 +2,6 @@
 // weights with.
 
 #include <algorithm>
-#include <chrono>
-#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "model/cli/memory_output.h"
+#include "model/cli/offload_bound.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
@@ -59,48 +58,24 @@ double PerSecond(double count, double seconds) {
   return seconds > 0 ? count / seconds : 0;
 }
 
-// What one copy to the device moves in a second, nothing else running: the rate
-// that bounds weights that come from the host. The best of several.
-absl::StatusOr<double> CopyRate(Session* session) {
-  constexpr Bytes kSize = MiB(32);
-  constexpr int kCopies = 8;
-  Driver* const driver = session->runtime().driver();
-  DeviceAllocator* const allocator = session->runtime().allocator();
-  const StreamId stream = session->decoder().stream();
-  QUIRE_ASSIGN_OR_RETURN(void* const from, driver->AllocatePinned(kSize));
-  std::memset(from, 1, kSize.value());
-  const absl::StatusOr<DeviceAddress> to = allocator->Allocate(kSize);
-  absl::Status status = to.status();
-  double best = 0;
-  for (int i = 0; i < kCopies && status.ok(); ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    status = driver->CopyToDevice(*to, from, kSize, stream);
-    status.Update(driver->SynchronizeStream(stream));
-    const std::chrono::duration<double> took =
-        std::chrono::steady_clock::now() - start;
-    best = std::max(best, static_cast<double>(kSize.value()) / took.count());
-  }
-  if (to.ok()) status.Update(allocator->Free(*to));
-  status.Update(driver->FreePinned(from));
-  if (!status.ok()) return status;
-  return best;
-}
-
 // Of the steps that decoded tokens: what came from elsewhere for each, and the
-// rate of steps that this alone would allow.
+// rate of steps that moving these bytes, and reading all weights, would allow.
 absl::StatusOr<nlohmann::json> OffloadJson(Session* session, Bytes before,
                                            const EngineStatistics& statistics,
                                            double decode_steps) {
-  QUIRE_ASSIGN_OR_RETURN(const double rate, CopyRate(session));
   const Bytes streamed = SaturatingSubtract(
       session->weights().GetOffloadStatistics().streamed, before);
-  const double per_step = static_cast<double>(streamed.value()) /
-                          static_cast<double>(statistics.steps);
-  const double bound = per_step > 0 ? rate / per_step : 0;
-  return nlohmann::json{{"copy_bytes_per_second", rate},
-                        {"streamed_bytes_per_step", per_step},
-                        {"bound_steps_per_second", bound},
-                        {"of_bound", bound > 0 ? decode_steps / bound : 1}};
+  const Bytes per_step(streamed.value() /
+                       std::max<uint64_t>(statistics.steps, 1));
+  QUIRE_ASSIGN_OR_RETURN(
+      const OffloadBound bound,
+      MeasureOffloadBound(session, session->weights().BytesPerToken(),
+                          per_step));
+  return nlohmann::json{
+      {"copy_bytes_per_second", bound.copy_bytes_per_second},
+      {"streamed_bytes_per_step", per_step.value()},
+      {"bound_steps_per_second", PerSecond(1, bound.seconds_per_step)},
+      {"of_bound", decode_steps * bound.seconds_per_step}};
 }
 
 absl::Status Bench(BenchOptions options) {

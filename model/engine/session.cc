@@ -79,6 +79,19 @@ absl::StatusOr<std::unique_ptr<SharedDevice>> JoinLedger(
                                 .value_or(Bytes(UINT64_MAX)));
 }
 
+// Where weights come from elsewhere, a core is left to what brings them: with a
+// thread on every one, a thread that is interrupted holds up all the others.
+int ThreadsFor(const SessionOptions& options,
+               const WeightPlacement& placement) {
+  const bool streams =
+      std::any_of(placement.places.begin(), placement.places.end(),
+                  [](const MemoryPlace& place) {
+                    return place.tier != MemoryTier::kDevice;
+                  });
+  if (options.threads != 0 || !streams) return options.threads;
+  return std::max(1, ThreadPool(0).threads() - 1);
+}
+
 }  // namespace
 
 const char* KvCacheKindName(KvCacheKind kind) {
@@ -178,7 +191,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
         session->shared_,
         JoinLedger(runtime, *session->checkpoint_, config, options));
   }
-  session->pool_ = std::make_unique<ThreadPool>(options.threads);
+  session->pool_ = std::make_unique<ThreadPool>(ThreadsFor(options, placement));
 
   runtime->trace()->Mark("load weights");
   QUIRE_ASSIGN_OR_RETURN(

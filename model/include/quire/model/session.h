@@ -101,7 +101,9 @@ struct SessionOptions {
   DecoderOptions decoder;
   // Loaded before the cache takes its memory.
   std::vector<AdapterSource> adapters;
-  int threads = 0;  // 0: one per core
+  // 0: one per core, and one less where weights come from the host or from
+  // disk.
+  int threads = 0;
   uint32_t max_sequences = 64;
   uint64_t max_model_len = 0;  // tokens of a sequence; 0: the model's own limit
   KvCacheKind kv_cache = KvCacheKind::kContiguous;
