@@ -3,6 +3,11 @@
 //                                           one little-endian bit string, the
 //                                           value plus 2^(bits-1)
 //   weight_shape  I64 [2]                   N and K, with weight_packed
+//   weight_packed U8 [N, K/2]               mxfp4-pack-quantized: two E2M1
+//   codes
+//                                           a byte, the low nibble first;
+//                                           weight_scale is U8, 2^(stored -
+//                                           127)
 //   weight        I8 or F8_E4M3 [N, K]      int- and float-quantized
 //   weight_scale  [1], [N, 1], [N, G] or a grid of blocks
 //   weight_zero_point                       of what is not symmetric: as the
@@ -99,15 +104,12 @@ class ModuleReader {
 
   absl::Status SetPackedCodes(const TensorInfo& codes,
                               ScaledModule* module) const {
+    if (scheme_->is_float) return SetFloat4Codes(codes, module);
     if (codes.dtype != DType::kI32 || codes.shape.size() != 2 ||
         codes.elements() == 0)
       return Error(codes,
                    "packed codes are I32 of two dimensions, none of "
                    "them zero");
-    if (scheme_->is_float)
-      return Error(codes, absl::StrCat(scheme_->where,
-                                       " says type float, but packed codes are "
-                                       "integers"));
     module->kind = scheme_->bits == 4 ? CodeKind::kUint4 : CodeKind::kUint8;
     module->codes = &codes;
     QUIRE_RETURN_IF_ERROR(ReadShape(codes, module));
@@ -128,6 +130,23 @@ class ModuleReader {
     module->row_bytes = words * (kWordBits / 8);
     module->bias = checkpoint_.Find(PartName(*module, "bias"));
     return CheckBiasTensor(checkpoint_, module->bias, module->out_features);
+  }
+
+  absl::Status SetFloat4Codes(const TensorInfo& codes,
+                              ScaledModule* module) const {
+    if (scheme_->bits != 4)
+      return Error(codes,
+                   absl::StrCat(scheme_->where, " says ", scheme_->bits,
+                                " bits of type float, but floats that are "
+                                "packed have 4"));
+    if (codes.dtype != DType::kU8)
+      return Error(codes, "packed codes of 4-bit floats are U8");
+    QUIRE_RETURN_IF_ERROR(SetPlainCodes(checkpoint_, codes, module));
+    const auto in_features = CheckedMultiply(codes.shape[1], uint64_t{2});
+    if (!in_features) return Error(codes, "has too many inputs");
+    module->kind = CodeKind::kF4E2M1;
+    module->in_features = *in_features;
+    return absl::OkStatus();
   }
 
   // K is stated by these two numbers only: the words of a row may be padded.

@@ -18,13 +18,15 @@ constexpr std::string_view kPatternPrefix = "re:";
 constexpr std::string_view kLinearClasses[] = {"Linear", "LinearBase"};
 // Every pattern is tried on every module until one matches.
 constexpr size_t kMaxTargets = 4096;
+constexpr uint64_t kMxfp4GroupSize = 32;
 constexpr char kUse[] =
     "use the unquantised model, or one in \"pack-quantized\", "
-    "\"int-quantized\" or \"float-quantized\"";
+    "\"int-quantized\", \"float-quantized\" or \"mxfp4-pack-quantized\"";
 
 constexpr std::string_view kFormats[] = {
-    "pack-quantized",  "int-quantized",   "float-quantized",
-    "naive-quantized", "mixed-precision", "dense",
+    "pack-quantized",       "int-quantized",   "float-quantized",
+    "naive-quantized",      "mixed-precision", "dense",
+    "mxfp4-pack-quantized",
 };
 
 absl::Status CheckFormat(const JsonFields& fields) {
@@ -113,14 +115,23 @@ absl::StatusOr<CompressedScheme> ReadScheme(const JsonFields& weights) {
     return weights.Error("type", absl::StrCat("is ", Quoted(type),
                                               ", not \"int\" or \"float\""));
   scheme.is_float = type == "float";
-  if (scheme.bits != 8 && (scheme.bits != 4 || scheme.is_float))
+  if (scheme.bits != 8 && scheme.bits != 4)
     return weights.Error(
-        "num_bits",
-        absl::StrCat("is ", scheme.bits, " of type ", Quoted(type),
-                     "; int 4, int 8 and float 8 are supported: ", kUse));
+        "num_bits", absl::StrCat("is ", scheme.bits, " of type ", Quoted(type),
+                                 "; int 4, int 8, float 8 and float 4 (MXFP4) "
+                                 "are supported: ",
+                                 kUse));
   QUIRE_ASSIGN_OR_RETURN(scheme.symmetric,
                          weights.GetBoolOr("symmetric", true));
   QUIRE_RETURN_IF_ERROR(ReadStrategy(weights, &scheme));
+  if (scheme.is_float && scheme.bits == 4 &&
+      (scheme.strategy != Strategy::kGroup ||
+       scheme.group_size != kMxfp4GroupSize))
+    return weights.Error(
+        "num_bits",
+        absl::StrCat("is 4 of type \"float\", which is supported as "
+                     "MXFP4 only, in groups of ",
+                     kMxfp4GroupSize, ": ", kUse));
   return scheme;
 }
 

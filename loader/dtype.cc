@@ -14,7 +14,7 @@ struct DTypeTraits {
 };
 
 // In the order of the enum. Block layouts: ggml's ggml-common.h.
-constexpr std::array<DTypeTraits, 26> kTraits = {{
+constexpr std::array<DTypeTraits, 27> kTraits = {{
     {DType::kBool, "BOOL", true, 1, 8},
     {DType::kU8, "U8", true, 1, 8},
     {DType::kI8, "I8", true, 1, 8},
@@ -41,6 +41,7 @@ constexpr std::array<DTypeTraits, 26> kTraits = {{
     {DType::kQ4_1, "Q4_1", false, 32, 20 * 8},
     {DType::kQ8_0, "Q8_0", false, 32, 34 * 8},
     {DType::kQ6_K, "Q6_K", false, 256, 210 * 8},
+    {DType::kMxfp4, "MXFP4", false, 32, 17 * 8},
 }};
 
 const DTypeTraits& TraitsOf(DType dtype) {

@@ -20,6 +20,7 @@ TEST(DTypeTest, SizesAreThoseOfTheFormats) {
   EXPECT_EQ(Size(DType::kQ4_1, {2, 32}), Bytes(40));
   EXPECT_EQ(Size(DType::kQ8_0, {32}), Bytes(34));
   EXPECT_EQ(Size(DType::kQ6_K, {256}), Bytes(210));
+  EXPECT_EQ(Size(DType::kMxfp4, {64}), Bytes(34));
 }
 
 TEST(DTypeTest, PartsOfBytesAndBlocksHaveNoSize) {

@@ -205,7 +205,7 @@ constexpr GgmlType kGgmlTypes[] = {
     {26, "I32", std::nullopt},     {27, "I64", std::nullopt},
     {28, "F64", std::nullopt},     {29, "IQ1_M", std::nullopt},
     {30, "BF16", DType::kBF16},    {34, "TQ1_0", std::nullopt},
-    {35, "TQ2_0", std::nullopt},   {39, "MXFP4", std::nullopt},
+    {35, "TQ2_0", std::nullopt},   {39, "MXFP4", DType::kMxfp4},
     {40, "NVFP4", std::nullopt},   {41, "Q1_0", std::nullopt},
 };
 
@@ -219,7 +219,8 @@ absl::StatusOr<DType> ReadTensorType(GgufCursor& cursor) {
   if (!type->dtype)
     return cursor.Error(absl::StrCat(
         "type ", type->name,
-        " is not supported: F32, F16, BF16, Q8_0, Q6_K, Q4_1 and Q4_0 are; "
+        " is not supported: F32, F16, BF16, Q8_0, Q6_K, Q4_1, Q4_0 and "
+        "MXFP4 are; "
         "\"llama-quantize\" makes one of these from the original model"));
   return *type->dtype;
 }

@@ -142,7 +142,8 @@ TEST(GgufReaderTest, ReadsEverySupportedTypeWithItsSize) {
                                    {2, DType::kQ4_0, 8 * (2 + 16)},
                                    {3, DType::kQ4_1, 8 * (4 + 16)},
                                    {8, DType::kQ8_0, 8 * (2 + 32)},
-                                   {14, DType::kQ6_K, 128 + 64 + 16 + 2}};
+                                   {14, DType::kQ6_K, 128 + 64 + 16 + 2},
+                                   {39, DType::kMxfp4, 8 * (1 + 16)}};
   for (const Type& type : types) {
     const auto gguf = Read(GgufBuilder()
                                .Tensor("w", {256}, type.number, 0)
@@ -221,7 +222,7 @@ TEST(GgufReaderTest, RefusesTypesByNameAndSaysWhatWorks) {
   const std::vector<std::pair<uint32_t, const char*>> types = {
       {6, "Q5_0"},  {7, "Q5_1"},  {10, "Q2_K"},    {11, "Q3_K"},
       {12, "Q4_K"}, {13, "Q5_K"}, {16, "IQ2_XXS"}, {20, "IQ4_NL"},
-      {26, "I32"},  {28, "F64"},  {34, "TQ1_0"},   {39, "MXFP4"}};
+      {26, "I32"},  {28, "F64"},  {34, "TQ1_0"},   {40, "NVFP4"}};
   for (const auto& [number, name] : types) {
     const std::string bytes =
         GgufBuilder().Tensor("blk.0.w", {256}, number, 0).Data(4096).Build();

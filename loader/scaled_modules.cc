@@ -108,11 +108,15 @@ absl::Status SetPlainCodes(const Checkpoint& checkpoint,
 absl::Status SetScales(const Checkpoint& checkpoint, const TensorInfo& scales,
                        BlockShape block, const std::string& rule,
                        ScaledModule* module) {
-  if (!IsFloatType(scales.dtype) && scales.dtype != DType::kF8E8M0)
+  const bool microscaling = module->kind == CodeKind::kF4E2M1;
+  if (microscaling
+          ? scales.dtype != DType::kU8 && scales.dtype != DType::kF8E8M0
+          : !IsFloatType(scales.dtype) && scales.dtype != DType::kF8E8M0)
     return TensorError(checkpoint, scales,
-                       "scales are F16, BF16, F32 or F8_E8M0");
+                       microscaling ? "scales of MXFP4 are U8 or F8_E8M0"
+                                    : "scales are F16, BF16, F32 or F8_E8M0");
   module->scales = &scales;
-  module->scales_dtype = scales.dtype;
+  module->scales_dtype = microscaling ? DType::kF8E8M0 : scales.dtype;
   module->block_rows = block.rows;
   module->block_columns = block.columns;
   if (!IsGrid(scales.shape, module->scale_rows(), module->scale_columns()))

@@ -13,6 +13,7 @@
 
 #include <hwy/highway.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -191,6 +192,43 @@ struct Q6_KDecoder {
   }
 };
 
+// { uint8 e; uint8 q[16] }: 2^(e - 128) times twice the value of an E2M1 code,
+// so that there are integers only.
+struct Mxfp4Decoder {
+  static constexpr size_t kElements = 32;
+  static constexpr size_t kBytes = 17;
+
+  template <class Use>
+  static HWY_INLINE void Decode(const uint8_t* block, const Use& use) {
+    const DF d;
+    const VF scale = hn::Set(d, HalfScale(block[0]));
+    DecodeNibbles(
+        block + 1,
+        [&](VI nibble) HWY_ATTR {
+          const VI rest = hn::And(nibble, hn::Set(DI(), 7));
+          const VI sign = hn::ShiftLeft<28>(hn::And(nibble, hn::Set(DI(), 8)));
+          // As DecodeF8: exponent and mantissa are where float32 has them, the
+          // bias apart.
+          const VF magnitude = hn::Mul(hn::BitCast(d, hn::ShiftLeft<22>(rest)),
+                                       hn::Set(d, 0x1p127f));
+          const VF value =
+              hn::BitCast(d, hn::Or(hn::BitCast(DI(), magnitude), sign));
+          // There is no negative zero.
+          return hn::Mul(scale, hn::Add(value, hn::Zero(d)));
+        },
+        use);
+  }
+
+ private:
+  // 2^(exponent - 128), in float32 a subnormal for 0 and 1.
+  static float HalfScale(uint8_t exponent) {
+    const uint32_t bits = exponent < 2
+                              ? 0x00200000u << exponent
+                              : static_cast<uint32_t>(exponent - 1) << 23;
+    return std::bit_cast<float>(bits);
+  }
+};
+
 // Decodes `columns` weights; reads nothing past them.
 template <class Decoder>
 void DequantizeElements(const uint8_t* row, size_t columns, float* output) {
@@ -230,6 +268,8 @@ HWY_INLINE void WithDecoder(DType dtype, const Visit& visit) {
       return visit.template operator()<Q4_1Decoder>();
     case DType::kQ6_K:
       return visit.template operator()<Q6_KDecoder>();
+    case DType::kMxfp4:
+      return visit.template operator()<Mxfp4Decoder>();
     default:
       return visit.template operator()<PlainDecoder<float>>();
   }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr DType kDTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16,
                              DType::kQ8_0, DType::kQ4_0, DType::kQ4_1,
-                             DType::kQ6_K};
+                             DType::kQ6_K, DType::kMxfp4};
 
 // Random bytes of a row, and the weights that they mean by the formulas of
 // ggml's dequantize_row_*, one element at a time.
@@ -87,6 +87,21 @@ Matrix MakeMatrix(DType dtype, size_t rows, size_t columns,
           volatile float high = d * static_cast<float>(at[4 + i] >> 4);
           w[i] = low + F16ToF32(minimum);
           w[16 + i] = high + F16ToF32(minimum);
+        }
+        break;
+      }
+      case DType::kMxfp4: {
+        constexpr int kTwice[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+        at[0] = static_cast<uint8_t>(118 + at[0] % 10);
+        const auto value = [&](int code) {
+          const int magnitude = kTwice[code & 7];
+          return std::ldexp(
+              static_cast<float>(code < 8 ? magnitude : -magnitude),
+              at[0] - 128);
+        };
+        for (size_t i = 0; i < 16; ++i) {
+          w[i] = value(at[1 + i] & 15);
+          w[16 + i] = value(at[1 + i] >> 4);
         }
         break;
       }

@@ -7,6 +7,7 @@ have no tool that runs on the CPU without their model classes, so they are
 decoded by their definition here.
 """
 
+import gguf
 import numpy as np
 import torch
 import transformers
@@ -16,6 +17,7 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization import QuantizationScheme
 
 import checkpoints
+import gguf_file
 import gptq
 
 SMALL = {**checkpoints.BASE, "hidden": 32, "heads": 2, "kv_heads": 1,
@@ -69,6 +71,7 @@ class Awq:
 # ---- FP8 ---------------------------------------------------------------------
 
 FP8_MAX = 448.0
+FP4_MAX = 6.0
 
 
 class Fp8:
@@ -183,7 +186,9 @@ class CompressedTensors:
       for j in range(shape[1]):
         part = weight[i * block[0]:(i + 1) * block[0],
                       j * block[1]:(j + 1) * block[1]]
-        if is_float:
+        if is_float and weights["num_bits"] == 4:
+          scales[i, j] = 2.0**torch.ceil(torch.log2(part.abs().max() / FP4_MAX))
+        elif is_float:
           scales[i, j] = part.abs().max() / FP8_MAX
         elif weights["symmetric"]:
           scales[i, j] = part.abs().max() / (half - 0.5)
@@ -199,7 +204,8 @@ class CompressedTensors:
   def meaning(self, module, tensors):
     weights, compressor = self.group_of(module)
     state = dict(tensors)
-    state["weight_scale"] = state["weight_scale"].float()
+    if state["weight_scale"].dtype != torch.uint8:
+      state["weight_scale"] = state["weight_scale"].float()
     index = state.pop("weight_g_idx", None)
     if index is None:
       return compressor.decompress(state, self.scheme_of(weights))["weight"]
@@ -256,6 +262,24 @@ class OneComp:
         gptq.dequantize(arrays, self.bits_of(module), 16, True))
 
 
+# ---- GGUF --------------------------------------------------------------------
+
+
+class Mxfp4Gguf:
+  """Linears as blocks of 17 bytes, by the gguf package."""
+
+  config = None
+  TYPE = gguf.GGMLQuantizationType.MXFP4
+
+  def quantize(self, module, weight, rng):
+    return {"weight": torch.from_numpy(
+        gguf.quants.quantize(weight.astype(np.float32), self.TYPE))}
+
+  def meaning(self, module, tensors):
+    return torch.from_numpy(
+        gguf.quants.dequantize(tensors["weight"].numpy(), self.TYPE))
+
+
 # ---- Quantised at load -------------------------------------------------------
 
 
@@ -285,6 +309,7 @@ FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
 PACK = compressors.PackedQuantizationCompressor
 INT = compressors.IntQuantizationCompressor
 FLOAT = compressors.FloatQuantizationCompressor
+MXFP4 = compressors.MXFP4PackedCompressor
 
 CASES = {
     "awq-w4-g16": (
@@ -354,6 +379,19 @@ CASES = {
         CompressedTensors("float-quantized", [
             (["Linear"], {**FLOAT8, "strategy": "tensor"}, FLOAT)],
             scale_dtype="float32"), {}),
+    "ct-mxfp4": (
+        "compressed-tensors mxfp4-pack-quantized: E2M1 in groups of 32, powers "
+        "of two as scales; dynamic activations",
+        CompressedTensors("mxfp4-pack-quantized", [
+            (["Linear"], {"num_bits": 4, "type": "float", "symmetric": True,
+                          "strategy": "group", "group_size": 32,
+                          "scale_dtype": "torch.uint8"}, MXFP4)],
+            activations={"num_bits": 4, "type": "float", "dynamic": True,
+                         "strategy": "group", "group_size": 32,
+                         "symmetric": True}), {"intermediate": 64}),
+    "llama-mxfp4-gguf": (
+        "GGUF's MXFP4 in all linears of the layers, F16 elsewhere",
+        Mxfp4Gguf(), {"dtype": "float16", "intermediate": 96, "gguf": True}),
     "onecomp-mixed-wrapped": (
         "OneComp mixed_gptq: 2, 3, 4 and 8 bits from its tables, act-order, "
         "perm, names under model.language_model",
@@ -411,7 +449,26 @@ def write(name, folder):
   if case.get("wrapped"):
     stored = {n.replace("model.", "model.language_model.", 1): t
               for n, t in stored.items()}
-  checkpoints.write_tensors(case, stored, folder)
+  if case["gguf"]:
+    gguf_file.write(case["family"], config, checkpoints.head_dim_of(case),
+                    stored, folder / "model.gguf")
+  else:
+    checkpoints.write_tensors(case, stored, folder)
+    write_configs(case, codec, config, folder)
+  at_load = ({"quantization": codec.name} if isinstance(codec, AtLoad) else {})
+  more = {"model": "model.gguf"} if case["gguf"] else {}
+  checkpoints.write_json(folder / "expect.json", {
+      **at_load, **more, "prompt": prompt, "greedy": tokens,
+      "logits": "logits.npy", "rtol": 2e-3, "covers": covers,
+      "source": f"transformers {transformers.__version__}, "
+                f"torch {torch.__version__.split('+')[0]}, float32 eager",
+      "min_greedy_margin": round(margin, 4),
+      "error_if": {"weights read unquantised": round(rounding, 4)},
+  })
+  print(f"{name}: margin {margin:.4f}, rounding {rounding:.4f}")
+
+
+def write_configs(case, codec, config, folder):
   if codec.config and "quant_method" in codec.config:
     config["quantization_config"] = codec.config
   elif codec.config:
@@ -419,16 +476,6 @@ def write(name, folder):
   checkpoints.write_json(folder / "config.json", config)
   checkpoints.write_json(folder / "generation_config.json",
                          {"bos_token_id": 1, "eos_token_id": case["eos"]})
-  at_load = ({"quantization": codec.name} if isinstance(codec, AtLoad) else {})
-  checkpoints.write_json(folder / "expect.json", {
-      **at_load, "prompt": prompt, "greedy": tokens, "logits": "logits.npy",
-      "rtol": 2e-3, "covers": covers,
-      "source": f"transformers {transformers.__version__}, "
-                f"torch {torch.__version__.split('+')[0]}, float32 eager",
-      "min_greedy_margin": round(margin, 4),
-      "error_if": {"weights read unquantised": round(rounding, 4)},
-  })
-  print(f"{name}: margin {margin:.4f}, rounding {rounding:.4f}")
 
 
 def write_mxfp4(folder):

@@ -3,6 +3,9 @@
 import re
 
 import gguf
+import torch
+
+MXFP4 = gguf.GGMLQuantizationType.MXFP4
 
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm",
@@ -48,7 +51,9 @@ def write(architecture, config, head_dim, tensors, path):
     values = (tensor if tensor.dim() > 1 else tensor.float()).numpy()
     if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
       values = interleave_halves(values, head_dim)
-    writer.add_tensor(name_of(name), values)
+    # Blocks are bytes here.
+    blocks = MXFP4 if tensor.dtype == torch.uint8 else None
+    writer.add_tensor(name_of(name), values, raw_dtype=blocks)
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
   writer.write_tensors_to_file()

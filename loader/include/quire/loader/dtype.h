@@ -37,11 +37,12 @@ enum class DType : uint8_t {
   kF4,
   kF6E2M3,
   kF6E3M2,
-  // GGUF blocks of 32 (Q4_0 to Q8_0) and 256 (Q6_K) elements along a row.
+  // GGUF blocks of 32 elements along a row, of Q6_K 256.
   kQ4_0,
   kQ4_1,
   kQ8_0,
   kQ6_K,
+  kMxfp4,
 };
 
 // safetensors' spelling for the plain types, GGUF's for the blocks.
