@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/alloc/try_twice.h"
 
 namespace quire {
 
@@ -40,7 +41,8 @@ absl::StatusOr<std::unique_ptr<AddressSpace>> AddressSpace::Create(
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, 0);
   if (table == MAP_FAILED) {
     const int error = errno;
-    (void)driver->ReleaseAddress(*base, Bytes(pages * page_size.value()));
+    const Bytes reserved(pages * page_size.value());
+    (void)TryTwice([&] { return driver->ReleaseAddress(*base, reserved); });
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot map a page table of ", table_bytes,
                      " bytes: ", std::strerror(error)));
@@ -64,7 +66,8 @@ AddressSpace::AddressSpace(Driver* driver, DeviceAddress base,
 AddressSpace::~AddressSpace() {
   // A refusal means that something is still mapped, which the driver's own
   // teardown check names; a destructor has nobody to tell.
-  (void)driver_->ReleaseAddress(base_, Bytes(total_pages_ << page_shift_));
+  const Bytes size(total_pages_ << page_shift_);
+  (void)TryTwice([&] { return driver_->ReleaseAddress(base_, size); });
   munmap(table_, total_pages_ * sizeof(TableEntry));
 }
 

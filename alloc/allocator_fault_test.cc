@@ -5,19 +5,30 @@
 
 #include <gtest/gtest.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
 
 #include "alloc/testing/allocator_fixture.h"
+#include "alloc/testing/fault_sweep.h"
 #include "alloc/testing/pattern.h"
+#include "quire/alloc/compaction.h"
 #include "quire/alloc/driver_call.h"
 #include "quire/alloc/faulty_driver.h"
 #include "quire/alloc/quiescent.h"
+#include "quire/alloc/sleep.h"
 
 namespace quire {
 namespace {
+
+// All that a policy may decide.
+class TrimAndMesh final : public CompactionPolicy {
+ public:
+  std::vector<CompactionLevel> Decide(
+      const CompactionFacts& /*facts*/) override {
+    return {CompactionLevel::kTrim, CompactionLevel::kMesh};
+  }
+};
 
 class AllocatorFaultTest
     : public AllocatorFixture,
@@ -41,41 +52,26 @@ class AllocatorFaultTest
   // state, failing its n-th driver call of each kind, for every n.
   void FailEachCall(const std::function<void()>& prepare,
                     const std::function<absl::Status()>& operation) {
-    for (size_t kind = 0; kind < kDriverCallCount; ++kind) {
-      const auto call = static_cast<DriverCall>(kind);
-      // An event or stream that the driver will not take back can only be left
-      // to it; see EventsThatTheDriverKeepsDoNoHarm.
-      if (call == DriverCall::kDestroyEvent ||
-          call == DriverCall::kDestroyStream) {
-        continue;
-      }
-      for (uint64_t n = 1;; ++n) {
-        SCOPED_TRACE(::testing::Message() << DriverCallName(call) << " " << n);
-        ASSERT_LT(n, 1000u);
-        bool fired = false;
-        ASSERT_NO_FATAL_FAILURE(
-            FailOneCall(call, n, prepare, operation, &fired));
-        if (!fired) break;
-      }
-    }
+    AllocatorStatistics before;
+    FailEachDriverCall(
+        faulty_.get(), GetParam(),
+        [&] {
+          MakeStack();
+          prepare();
+          before = Statistics();
+        },
+        operation,
+        [&](const absl::Status& status, bool /*failed*/) {
+          CheckOutcome(before, status, operation);
+        });
   }
 
-  void FailOneCall(DriverCall call, uint64_t n,
-                   const std::function<void()>& prepare,
-                   const std::function<absl::Status()>& operation,
-                   bool* fired) {
-    MakeStack();
-    prepare();
-    const AllocatorStatistics before = Statistics();
-    const uint64_t fired_before = faulty_->faults_fired();
-    faulty_->FailCall(call, n, GetParam());
-    const absl::Status status = operation();
-    *fired = faulty_->faults_fired() > fired_before;
-    faulty_->ClearFaults();
+  void CheckOutcome(const AllocatorStatistics& before,
+                    const absl::Status& status,
+                    const std::function<absl::Status()>& operation) {
     ASSERT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
     ASSERT_EQ(memory_->CheckInvariants(), absl::OkStatus());
     if (!status.ok()) {
-      EXPECT_TRUE(*fired) << status;
       const AllocatorStatistics after = Statistics();
       EXPECT_EQ(after.requested_bytes, before.requested_bytes);
       EXPECT_EQ(after.live_bytes, before.live_bytes);
@@ -85,10 +81,6 @@ class AllocatorFaultTest
       EXPECT_EQ(operation(), absl::OkStatus()) << "after " << status;
       ASSERT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
     }
-    // One call that failed costs nothing for good.
-    memory_->Trim(PageCount(UINT64_MAX));
-    EXPECT_EQ(memory_->GetStatistics().quarantined, Bytes(0));
-    EXPECT_EQ(memory_->Health(), absl::OkStatus());
     TearDownStack();
     // Only the streams of the test are left.
     ASSERT_EQ(driver_->Leaks().size(), streams_.size())
@@ -96,6 +88,9 @@ class AllocatorFaultTest
   }
 
   std::vector<Pattern> Sparse(bool movable);
+  std::vector<Pattern> OneOf(int of, int slots, uint64_t slot, bool movable);
+  std::vector<Pattern> LiveAndFreed(StreamId stream);
+  static void ExpectHeld(const std::vector<Pattern>& live);
 
   absl::Status TryAllocate(uint64_t size, StreamId stream = StreamId()) {
     AllocateOptions options;
@@ -195,19 +190,19 @@ TEST_P(AllocatorFaultTest, TheEnd) {
       });
 }
 
-// Slabs of 16 slots, one in eight of them live.
-std::vector<Pattern> AllocatorFaultTest::Sparse(bool movable) {
-  constexpr uint64_t kSlot = kPageBytes / 16;
+// So many slots, of which one in `of` is live.
+std::vector<Pattern> AllocatorFaultTest::OneOf(int of, int slots, uint64_t slot,
+                                               bool movable) {
   AllocateOptions options;
   options.movable = movable;
   std::vector<DeviceAddress> all;
-  for (int i = 0; i < 5 * 16; ++i) {
-    all.push_back(*allocator_->Allocate(Bytes(kSlot), options));
+  for (int i = 0; i < slots; ++i) {
+    all.push_back(*allocator_->Allocate(Bytes(slot), options));
   }
   std::vector<Pattern> live;
   for (size_t i = 0; i < all.size(); ++i) {
-    if (i % 8 == 3) {
-      live.push_back({all[i], kSlot, i});
+    if (i % static_cast<size_t>(of) == static_cast<size_t>(of) / 2) {
+      live.push_back({all[i], slot, i});
       live.back().Write();
     } else {
       Free(all[i]);
@@ -215,6 +210,35 @@ std::vector<Pattern> AllocatorFaultTest::Sparse(bool movable) {
   }
   allocator_->Trim();
   return live;
+}
+
+// Slabs of 16 slots, one in eight of them live.
+std::vector<Pattern> AllocatorFaultTest::Sparse(bool movable) {
+  return OneOf(8, 5 * 16, kPageBytes / 16, movable);
+}
+
+// For kOwner: slots, a range and the end of another one, beside free ones.
+std::vector<Pattern> AllocatorFaultTest::LiveAndFreed(StreamId stream) {
+  std::vector<Pattern> live;
+  for (uint64_t i = 0; i < 12; ++i) {
+    AllocateOptions options;
+    options.owner = kOwner;
+    options.stream = stream;
+    const uint64_t size = i % 3 == 0 ? 700 : i % 3 == 1 ? 9000 : 100000;
+    const auto address = allocator_->Allocate(Bytes(size), options);
+    EXPECT_TRUE(address.ok()) << address.status();
+    if (i % 2 == 0) {
+      Free(*address, stream);
+    } else {
+      live.push_back({*address, size, i});
+      live.back().Write();
+    }
+  }
+  return live;
+}
+
+void AllocatorFaultTest::ExpectHeld(const std::vector<Pattern>& live) {
+  for (const Pattern& pattern : live) EXPECT_TRUE(pattern.Holds());
 }
 
 TEST_P(AllocatorFaultTest, Meshes) {
@@ -228,11 +252,7 @@ TEST_P(AllocatorFaultTest, Meshes) {
                  const absl::Status status =
                      allocator_->Mesh(*section, options).status();
                  // Where the driver lost a range, it is not there to be read.
-                 if (memory_->Health().ok()) {
-                   for (const Pattern& pattern : live) {
-                     EXPECT_TRUE(pattern.Holds());
-                   }
-                 }
+                 if (memory_->Health().ok()) ExpectHeld(live);
                  return status;
                });
 }
@@ -250,6 +270,51 @@ TEST_P(AllocatorFaultTest, Relocations) {
                  if (copied.ok()) pass->End();
                  return copied;
                });
+}
+
+TEST_P(AllocatorFaultTest, WhatAPolicyDecides) {
+  std::vector<Pattern> live;
+  FailEachCall([&] { live = OneOf(2, 24, KiB(32).value(), /*movable=*/false); },
+               [&]() -> absl::Status {
+                 auto section = QuiescentSection::Begin(memory_.get(), {});
+                 if (!section.ok()) return section.status();
+                 TrimAndMesh policy;
+                 const auto report = allocator_->Compact(*section, &policy);
+                 if (report.ok()) {
+                   EXPECT_GT(report->moves, 0u);
+                 }
+                 if (memory_->Health().ok()) ExpectHeld(live);
+                 return report.status();
+               });
+}
+
+TEST_P(AllocatorFaultTest, SleepAndWake) {
+  const StreamId a = MakeStream();
+  for (const SleepTarget target : {SleepTarget::kHost, SleepTarget::kDrop}) {
+    std::vector<Pattern> live;
+    const auto prepare = [&] { live = LiveAndFreed(a); };
+    const auto sleep = [&]() -> absl::Status {
+      auto section = QuiescentSection::Begin(memory_.get(), {&a, 1});
+      if (!section.ok()) return section.status();
+      SleepOptions options;
+      options.target = target;
+      const absl::Status status =
+          allocator_->Sleep(*section, kOwner, options).status();
+      if (!status.ok() && memory_->Health().ok()) ExpectHeld(live);
+      return status;
+    };
+    FailEachCall(prepare, sleep);
+    FailEachCall(
+        [&] {
+          prepare();
+          ASSERT_EQ(sleep(), absl::OkStatus());
+        },
+        [&] {
+          const absl::Status status = allocator_->Wake(kOwner).status();
+          if (status.ok() && target != SleepTarget::kDrop) ExpectHeld(live);
+          return status;
+        });
+  }
 }
 
 TEST_P(AllocatorFaultTest, AllocationsFromTheCachesOfThreads) {

@@ -91,15 +91,13 @@ PageCount DeviceMemory::Impl::CalculateLargestCommit(
   if (!CheckOwner(owner).ok()) return PageCount(0);
   const uint64_t reclaimable = ReclaimablePages().value();
   // What the device has free is asked where headroom makes it count, as it is
-  // when pages are created.
+  // when pages are created. None is where the driver does not say.
   uint64_t creatable = UINT64_MAX;
   if (!headroom_.zero()) {
-    const absl::StatusOr<DeviceMemoryInfo> info =
-        driver_->GetMemoryInfo(device_);
-    if (info.ok()) {
-      creatable = SaturatingSubtract(info->free.value(), headroom_.value()) /
-                  page_size_.value();
-    }
+    const Bytes free =
+        driver_->GetMemoryInfo(device_).value_or(DeviceMemoryInfo()).free;
+    creatable = SaturatingSubtract(free.value(), headroom_.value()) /
+                page_size_.value();
   }
   MutexLock lock(&mutex_);
   const PagePool& pool = backing_.pool();

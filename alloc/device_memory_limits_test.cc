@@ -319,6 +319,7 @@ TEST_F(DeviceMemoryLimitsTest, HeadroomIsLeftOfWhatIsFreeAtThatTime) {
   // A driver that does not say what is free gives no page.
   faulty_->FailCallsFrom(DriverCall::kGetMemoryInfo, 1,
                          absl::StatusCode::kUnavailable);
+  EXPECT_EQ(memory_->CalculateLargestCommit(kOwner), PageCount(0));
   EXPECT_EQ(Commit(range, 24, 1).code(), absl::StatusCode::kUnavailable);
   faulty_->ClearFaults();
   EXPECT_EQ(Commit(range, 24, 1), absl::OkStatus());
