@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "alloc/testing/run_in_child.h"
+#include "paging/block_table_testing.h"
 #include "paging/kv_cache_testing.h"
 
 namespace quire {
@@ -27,36 +28,18 @@ Tokens Range(int32_t first, size_t count) {
   return tokens;
 }
 
-class BlockTableCacheTest : public ::testing::Test {
+class BlockTableCacheTest : public BlockTableFixture {
  protected:
-  explicit BlockTableCacheTest() {
-    stream_ = *device_.driver()->CreateStream(DeviceId(0));
-    options_.max_sequence_length = 64;
-    options_.max_sequences = 8;
-    options_.block_tokens = 4;
-    options_.blocks = 16;
-    options_.stream = stream_;
-  }
-  ~BlockTableCacheTest() override {
-    cache_.reset();
-    EXPECT_TRUE(device_.driver()->DestroyStream(stream_).ok());
-  }
+  BlockTableCacheTest() : BlockTableFixture(32, 16, 64) {}
 
   void Make(uint32_t layers_per_row = 2, bool values_apart = false) {
-    auto cache = BlockTableCache::Create(
-        device_.memory(), TestLayout(layers_per_row, values_apart), options_);
-    ASSERT_TRUE(cache.ok()) << cache.status();
-    cache_ = *std::move(cache);
+    BlockTableFixture::Make(TestLayout(layers_per_row, values_apart));
   }
   void Check() {
     EXPECT_TRUE(cache_->CheckInvariants().ok()) << cache_->CheckInvariants();
   }
-  absl::Status Step(std::vector<SequenceStep> steps) {
-    const absl::Status status = cache_->Step(steps);
-    // Copies are queued.
-    EXPECT_TRUE(device_.driver()->SynchronizeStream(stream_).ok());
-    Check();
-    return status;
+  absl::Status Step(const std::vector<SequenceStep>& steps) {
+    return BlockTableFixture::Step(steps);
   }
   std::vector<uint32_t> Table(SequenceId sequence, uint64_t tokens) {
     const KvLayerView view = *cache_->View(sequence, 0);
@@ -88,11 +71,6 @@ class BlockTableCacheTest : public ::testing::Test {
     }
     return true;
   }
-
-  TestDevice device_{32};
-  StreamId stream_;
-  BlockTableCacheOptions options_;
-  std::unique_ptr<BlockTableCache> cache_;
 };
 
 TEST_F(BlockTableCacheTest, ThePoolIsCommittedAtOnceAndWhole) {

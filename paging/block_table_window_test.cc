@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "paging/block_table_testing.h"
 #include "paging/kv_cache_testing.h"
 #include "quire/paging/block_table_cache.h"
 
@@ -36,31 +37,12 @@ KvLayout WindowLayout(uint64_t window, uint64_t sinks, uint32_t layers_per_row,
   return *KvLayout::Create(shape, layers_per_row);
 }
 
-class BlockTableWindowTest : public ::testing::Test {
+class BlockTableWindowTest : public BlockTableFixture {
  protected:
-  BlockTableWindowTest() {
-    stream_ = *device_.driver()->CreateStream(DeviceId(0));
-    options_.max_sequence_length = kMaxTokens;
-    options_.max_sequences = 8;
-    options_.block_tokens = 4;
-    options_.blocks = 64;
-    options_.stream = stream_;
-  }
-  ~BlockTableWindowTest() override {
-    cache_.reset();
-    EXPECT_TRUE(device_.driver()->DestroyStream(stream_).ok());
-  }
-  void Make(const KvLayout& layout) {
-    auto cache = BlockTableCache::Create(device_.memory(), layout, options_);
-    ASSERT_TRUE(cache.ok()) << cache.status();
-    cache_ = *std::move(cache);
-  }
+  BlockTableWindowTest() : BlockTableFixture(64, 64, kMaxTokens) {}
   absl::Status Step(SequenceId sequence, uint64_t length) {
     const SequenceStep step = {sequence, length};
-    const absl::Status status = cache_->Step(std::span(&step, 1));
-    EXPECT_TRUE(device_.driver()->SynchronizeStream(stream_).ok());
-    EXPECT_TRUE(cache_->CheckInvariants().ok()) << cache_->CheckInvariants();
-    return status;
+    return BlockTableFixture::Step(std::span(&step, 1));
   }
   std::vector<uint32_t> Table(SequenceId sequence, uint32_t layer) const {
     const uint64_t tokens = *cache_->Length(sequence);
@@ -76,11 +58,6 @@ class BlockTableWindowTest : public ::testing::Test {
     return places;
   }
   uint64_t free() const { return cache_->GetStatistics().free_blocks; }
-
-  TestDevice device_{64};
-  StreamId stream_;
-  BlockTableCacheOptions options_;
-  std::unique_ptr<BlockTableCache> cache_;
 };
 
 using PlaceList = std::vector<size_t>;

@@ -50,28 +50,6 @@ uint64_t SwapTaken(const KvCache& cache) {
   return cache.GetStatistics().swap_taken.value() / KiB(4).value();
 }
 
-// Somebody who takes what memory there is.
-class Taker {
- public:
-  Taker(TestDevice* device, uint64_t pages)
-      : device_(device),
-        range_(
-            *device->memory()->ReserveRange(PageCount(pages), kUnnamedOwner)) {}
-  ~Taker() { device_->memory()->ReleaseRange(range_, Fence()); }
-  absl::Status Take(uint64_t pages) {
-    return device_->memory()->Commit(range_, PageCount(0), PageCount(pages));
-  }
-  void GiveBack() {
-    EXPECT_TRUE(device_->memory()
-                    ->Decommit(range_, PageCount(0), range_->pages(), Fence())
-                    .ok());
-  }
-
- private:
-  TestDevice* const device_;
-  AddressRange* const range_;
-};
-
 class KvCacheSwapLayoutTest
     : public ::testing::TestWithParam<std::tuple<uint32_t, bool>> {};
 
@@ -294,6 +272,19 @@ class KvCacheSwapShareTest : public ::testing::Test {
     EXPECT_EQ(TokenRows(*cache_, ids_[i]).FirstWrong(texts_[i]),
               texts_[i].size());
   }
+  // What only these two have is written out too.
+  void SwapBothOutAndTakeAll() {
+    SwapOut(cache_.get(), ids_[0]);
+    SwapOut(cache_.get(), ids_[1]);
+    Taker taker(&device_, 40);
+    EXPECT_TRUE(taker.Take(40).ok());
+  }
+  // The first one, which was shrunk to 40 tokens, goes on with others.
+  void RewriteTheFirst(int32_t first) {
+    EXPECT_TRUE(Step(cache_.get(), ids_[0], 120).ok());
+    texts_[0] = Concat(TokensFrom(0, 40), TokensFrom(first, 80));
+    TokenRows(*cache_, ids_[0]).Write(texts_[0], 40);
+  }
 
   const Tokens document_ = TokensFrom(0, 96);
   TestDevice device_{40};
@@ -362,25 +353,13 @@ TEST_F(KvCacheSwapShareTest, WhatOnlySwappedSequencesHaveIsWrittenOutOnce) {
 // tokens, which fill six pages, and wrote others.
 TEST_F(KvCacheSwapShareTest, WhatWasWrittenMeanwhileIsNotSharedAgain) {
   for (const bool write : {false, true}) {
-    SwapOut(cache_.get(), ids_[0]);
-    SwapOut(cache_.get(), ids_[1]);
-    Taker taker(&device_, 40);
-    ASSERT_TRUE(taker.Take(40).ok());
-    taker.GiveBack();
+    SwapBothOutAndTakeAll();
     SwapIn(cache_.get(), ids_[0]);
     ASSERT_TRUE(cache_->Shrink(ids_[0], 40, Fence()).ok());
-    if (write) {
-      ASSERT_TRUE(Step(cache_.get(), ids_[0], 120).ok());
-      texts_[0] = Concat(TokensFrom(0, 40), TokensFrom(5000, 80));
-      TokenRows(*cache_, ids_[0]).Write(texts_[0], 40);
-    }
+    if (write) RewriteTheFirst(5000);
     SwapIn(cache_.get(), ids_[1]);
     CheckRows(1);
-    if (!write) {
-      ASSERT_TRUE(Step(cache_.get(), ids_[0], 120).ok());
-      texts_[0] = Concat(TokensFrom(0, 40), TokensFrom(3000, 80));
-      TokenRows(*cache_, ids_[0]).Write(texts_[0], 40);
-    }
+    if (!write) RewriteTheFirst(3000);
     CheckRows(0);
     CheckRows(1);
   }
@@ -388,16 +367,10 @@ TEST_F(KvCacheSwapShareTest, WhatWasWrittenMeanwhileIsNotSharedAgain) {
 
 // Written in place, and then shared with others: the second has its own rows.
 TEST_F(KvCacheSwapShareTest, WhatIsSharedAnewIsNotWhatWasSwappedOut) {
-  SwapOut(cache_.get(), ids_[0]);
-  SwapOut(cache_.get(), ids_[1]);
-  Taker taker(&device_, 40);
-  ASSERT_TRUE(taker.Take(40).ok());
-  taker.GiveBack();
+  SwapBothOutAndTakeAll();
   SwapIn(cache_.get(), ids_[0]);
   ASSERT_TRUE(cache_->Shrink(ids_[0], 40, Fence()).ok());
-  ASSERT_TRUE(Step(cache_.get(), ids_[0], 120).ok());
-  texts_[0] = Concat(TokensFrom(0, 40), TokensFrom(5000, 80));
-  TokenRows(*cache_, ids_[0]).Write(texts_[0], 40);
+  RewriteTheFirst(5000);
   const auto child = cache_->Fork(ids_[0], stream_);
   ASSERT_TRUE(child.ok()) << child.status();
   SwapIn(cache_.get(), ids_[1]);
@@ -407,13 +380,10 @@ TEST_F(KvCacheSwapShareTest, WhatIsSharedAnewIsNotWhatWasSwappedOut) {
 
 // Who came back first is gone again before the second comes.
 TEST_F(KvCacheSwapShareTest, WhoIsGoneAgainSharesNothing) {
-  SwapOut(cache_.get(), ids_[0]);
-  SwapOut(cache_.get(), ids_[1]);
-  Taker taker(&device_, 40);
-  ASSERT_TRUE(taker.Take(40).ok());
-  taker.GiveBack();
+  SwapBothOutAndTakeAll();
   SwapIn(cache_.get(), ids_[0]);
   Release(cache_.get(), ids_[0]);
+  Taker taker(&device_, 40);
   ASSERT_TRUE(taker.Take(40).ok());
   taker.GiveBack();
   SwapIn(cache_.get(), ids_[1]);
@@ -424,9 +394,7 @@ TEST_F(KvCacheSwapShareTest, WhoIsGoneAgainSharesNothing) {
 TEST_F(KvCacheSwapShareTest, WhoRemainsGetsAPageOfItsOwnBeforeItWrites) {
   SwapOut(cache_.get(), ids_[1]);
   ASSERT_TRUE(cache_->Shrink(ids_[0], 40, Fence()).ok());
-  ASSERT_TRUE(Step(cache_.get(), ids_[0], 120).ok());
-  texts_[0] = Concat(TokensFrom(0, 40), TokensFrom(5000, 80));
-  TokenRows(*cache_, ids_[0]).Write(texts_[0], 40);
+  RewriteTheFirst(5000);
   SwapIn(cache_.get(), ids_[1]);
   CheckRows(0);
   CheckRows(1);

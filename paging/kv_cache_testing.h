@@ -34,6 +34,18 @@ inline KvLayout TestLayout(uint32_t layers_per_row, bool values_apart = false) {
   return *KvLayout::Create(kTestShape, {layers_per_row, values_apart});
 }
 
+// Four layers, every second one with a window: two groups of 256-byte rows, 16
+// tokens a page. The first group has the layers with the window.
+inline KvLayout WindowTestLayout(uint64_t window, uint64_t sinks) {
+  const KvLayerKind full = {2, 8, 8, KvDType::kF32};
+  KvLayerKind windowed = full;
+  windowed.window = window;
+  windowed.sinks = sinks;
+  KvModelShape shape;
+  shape.layers = {windowed, full, windowed, full};
+  return *KvLayout::Create(shape, 2);
+}
+
 // A device with `pages` pages of memory.
 class TestDevice {
  public:
@@ -140,6 +152,28 @@ inline void Release(KvCache* cache, SequenceId sequence,
 inline DeviceAddress Base(const KvCache& cache, SequenceId sequence) {
   return cache.View(sequence, 0)->keys;
 }
+
+// Somebody who takes what memory there is.
+class Taker {
+ public:
+  Taker(TestDevice* device, uint64_t pages)
+      : device_(device),
+        range_(
+            *device->memory()->ReserveRange(PageCount(pages), kUnnamedOwner)) {}
+  ~Taker() { device_->memory()->ReleaseRange(range_, Fence()); }
+  absl::Status Take(uint64_t pages) {
+    return device_->memory()->Commit(range_, PageCount(0), PageCount(pages));
+  }
+  void GiveBack() {
+    EXPECT_TRUE(device_->memory()
+                    ->Decommit(range_, PageCount(0), range_->pages(), Fence())
+                    .ok());
+  }
+
+ private:
+  TestDevice* const device_;
+  AddressRange* const range_;
+};
 
 // A stream that stands still until it is let go.
 class BlockedStream {

@@ -16,18 +16,6 @@ namespace {
 
 constexpr uint64_t kMaxTokens = 640;
 
-// Four layers, every second one with a window: two groups of 256-byte rows, 16
-// tokens a page. The first group has the layers with the window.
-KvLayout WindowLayout(uint64_t window, uint64_t sinks) {
-  const KvLayerKind full = {2, 8, 8, KvDType::kF32};
-  KvLayerKind windowed = full;
-  windowed.window = window;
-  windowed.sinks = sinks;
-  KvModelShape shape;
-  shape.layers = {windowed, full, windowed, full};
-  return *KvLayout::Create(shape, 2);
-}
-
 KvCacheOptions EagerOptions() {
   KvCacheOptions options = CacheOptions(kMaxTokens);
   options.eager_reclaim = true;
@@ -55,7 +43,7 @@ bool AreMarked(const KvCache& cache, SequenceId sequence, uint32_t layer,
 TEST(KvCacheWindowTest, WhatIsBehindTheWindowIsSpareAndTheRestStays) {
   TestDevice device(64);
   const auto cache =
-      MakeCache(&device, WindowLayout(40, 0), CacheOptions(kMaxTokens));
+      MakeCache(&device, WindowTestLayout(40, 0), CacheOptions(kMaxTokens));
   const SequenceId sequence = Admit(cache.get(), 100);
   for (uint32_t layer = 0; layer < 4; ++layer)
     Mark(*cache, sequence, layer, 0, 100);
@@ -83,7 +71,8 @@ TEST(KvCacheWindowTest, WhatIsBehindTheWindowIsSpareAndTheRestStays) {
 
 TEST(KvCacheWindowTest, SinksStay) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, WindowLayout(40, 20), EagerOptions());
+  const auto cache =
+      MakeCache(&device, WindowTestLayout(40, 20), EagerOptions());
   const SequenceId sequence = Admit(cache.get(), 200);
   Mark(*cache, sequence, 0, 0, 200);
   cache->EndBatch(Fence());
@@ -99,7 +88,7 @@ TEST(KvCacheWindowTest, SwappedOutAndInItHasWhatItKept) {
   TestDevice device(64);
   KvCacheOptions options = EagerOptions();
   options.swap_space = KiB(4 * 18);
-  const auto cache = MakeCache(&device, WindowLayout(40, 20), options);
+  const auto cache = MakeCache(&device, WindowTestLayout(40, 20), options);
   const SequenceId sequence = Admit(cache.get(), 200);
   for (uint32_t layer = 0; layer < 4; ++layer)
     Mark(*cache, sequence, layer, 0, 200);
@@ -135,7 +124,8 @@ TEST(KvCacheWindowTest, SwappedOutAndInItHasWhatItKept) {
 
 TEST(KvCacheWindowTest, NothingGoesBeforeTheBatchHasEnded) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, WindowLayout(40, 0), EagerOptions());
+  const auto cache =
+      MakeCache(&device, WindowTestLayout(40, 0), EagerOptions());
   const SequenceId sequence = Admit(cache.get(), 100);
   cache->EndBatch(Fence());
   ASSERT_TRUE(Step(cache.get(), sequence, 300).ok());
@@ -152,7 +142,7 @@ TEST(KvCacheWindowTest, WithPageAheadTheyGoWhileTheDeviceComputes) {
   TestDevice device(64);
   KvCacheOptions options = EagerOptions();
   options.page_ahead.max_steps = 4;
-  const auto cache = MakeCache(&device, WindowLayout(40, 0), options);
+  const auto cache = MakeCache(&device, WindowTestLayout(40, 0), options);
   const SequenceId sequence = Admit(cache.get(), 106);
   BlockedStream kernels(device.driver());
   cache->EndBatch(kernels.Record());
@@ -172,7 +162,8 @@ TEST(KvCacheWindowTest, WithPageAheadTheyGoWhileTheDeviceComputes) {
 
 TEST(KvCacheWindowTest, PagesCoolUnderTheFenceOfTheBatch) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, WindowLayout(40, 0), EagerOptions());
+  const auto cache =
+      MakeCache(&device, WindowTestLayout(40, 0), EagerOptions());
   BlockedStream stream(device.driver());
   const SequenceId sequence = Admit(cache.get(), 100);
   cache->EndBatch(stream.Record());
@@ -235,7 +226,7 @@ TEST(KvCacheWindowTest, RejectsALimitOfSinksOnly) {
 TEST(KvCacheWindowTest, ASequenceGoesBackAsFarAsItsWindowIsThere) {
   TestDevice device(64);
   const auto cache =
-      MakeCache(&device, WindowLayout(40, 0), CacheOptions(kMaxTokens));
+      MakeCache(&device, WindowTestLayout(40, 0), CacheOptions(kMaxTokens));
   const SequenceId sequence = Admit(cache.get(), 100);
   cache->EndBatch(Fence());
   ASSERT_TRUE(Step(cache.get(), sequence, 120).ok());
@@ -252,7 +243,8 @@ TEST(KvCacheWindowTest, ASequenceGoesBackAsFarAsItsWindowIsThere) {
 
 TEST(KvCacheWindowTest, ARegionWithAGapServesTheNextSequenceWhole) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, WindowLayout(40, 5), EagerOptions());
+  const auto cache =
+      MakeCache(&device, WindowTestLayout(40, 5), EagerOptions());
   const SequenceId first = Admit(cache.get(), 100);
   cache->EndBatch(Fence());
   ASSERT_TRUE(Step(cache.get(), first, 200).ok());
@@ -269,7 +261,8 @@ TEST(KvCacheWindowTest, ARegionWithAGapServesTheNextSequenceWhole) {
 // left to them; each goes on by itself.
 TEST(KvCacheWindowTest, AForkHasWhatIsLeftAndDropsItsOwn) {
   TestDevice device(64);
-  const auto cache = MakeCache(&device, WindowLayout(40, 20), EagerOptions());
+  const auto cache =
+      MakeCache(&device, WindowTestLayout(40, 20), EagerOptions());
   const StreamId stream = *device.driver()->CreateStream(DeviceId(0));
   const SequenceId parent = Admit(cache.get(), 200);
   for (uint32_t layer = 0; layer < 4; ++layer)
@@ -307,51 +300,69 @@ TEST(KvCacheWindowTest, AForkHasWhatIsLeftAndDropsItsOwn) {
   EXPECT_TRUE(device.driver()->DestroyStream(stream).ok());
 }
 
-// Every call of a fork is refused once.
-TEST(KvCacheWindowTest, AForkThatIsRefusedLeavesTheParentAsItWas) {
+// Every call of `operate` is refused once, each in a cache anew with a sequence
+// of 200 tokens, and `check` sees what came of it. Then the cache serves
+// others.
+template <typename Operate, typename Check>
+void RefuseEachCall(bool dropped, Operate operate, Check check) {
   for (const absl::StatusCode code :
        {absl::StatusCode::kResourceExhausted, absl::StatusCode::kInternal}) {
     for (uint64_t n = 1;; ++n) {
       SCOPED_TRACE(n);
       TestDevice device(64);
       const auto cache =
-          MakeCache(&device, WindowLayout(40, 20), EagerOptions());
+          MakeCache(&device, WindowTestLayout(40, 20), EagerOptions());
       const StreamId stream = *device.driver()->CreateStream(DeviceId(0));
-      const SequenceId parent = Admit(cache.get(), 200);
+      const SequenceId sequence = Admit(cache.get(), 200);
       for (uint32_t layer = 0; layer < 4; ++layer)
-        Mark(*cache, parent, layer, 0, 200);
+        Mark(*cache, sequence, layer, 0, 200);
       cache->EndBatch(Fence());
-      ASSERT_TRUE(Step(cache.get(), parent, 201).ok());
+      if (dropped) {
+        ASSERT_TRUE(Step(cache.get(), sequence, 201).ok());
+      }
       device.driver()->FailCall(n, code);
-      const auto child = cache->Fork(parent, stream);
+      const absl::Status status = operate(cache.get(), sequence, stream);
       const bool fired = device.driver()->faults_fired() > 0;
       device.driver()->ClearFaults();
       EXPECT_TRUE(device.driver()->SynchronizeStream(stream).ok());
       EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
-      EXPECT_TRUE(AreMarked(*cache, parent, 0, 160, 200));
-      EXPECT_TRUE(AreMarked(*cache, parent, 1, 0, 200));
-      if (child.ok()) {
-        EXPECT_TRUE(AreMarked(*cache, *child, 0, 160, 200));
-        EXPECT_TRUE(AreMarked(*cache, *child, 1, 0, 200));
-        Release(cache.get(), *child);
-      } else {
-        EXPECT_EQ(cache->GetStatistics().sequences, 1u);
-      }
-      Release(cache.get(), parent);
+      EXPECT_TRUE(AreMarked(*cache, sequence, 0, 0, 20));
+      EXPECT_TRUE(AreMarked(*cache, sequence, 2, 161, 200));
+      EXPECT_TRUE(AreMarked(*cache, sequence, 3, 0, 200));
+      check(cache.get(), sequence, status);
+      Release(cache.get(), sequence);
       EXPECT_TRUE(cache->Admit(300).ok());
       EXPECT_TRUE(device.driver()->DestroyStream(stream).ok());
       if (!fired) {
-        EXPECT_TRUE(child.ok()) << child.status();
+        EXPECT_TRUE(status.ok()) << status;
         break;
       }
     }
   }
 }
 
+TEST(KvCacheWindowTest, AForkThatIsRefusedLeavesTheParentAsItWas) {
+  absl::StatusOr<SequenceId> child;
+  RefuseEachCall(
+      /*dropped=*/true,
+      [&](KvCache* cache, SequenceId parent, StreamId stream) {
+        child = cache->Fork(parent, stream);
+        return child.status();
+      },
+      [&](KvCache* cache, SequenceId, const absl::Status& status) {
+        EXPECT_EQ(cache->GetStatistics().sequences, status.ok() ? 2u : 1u);
+        if (!status.ok()) return;
+        EXPECT_TRUE(AreMarked(*cache, *child, 0, 160, 200));
+        EXPECT_TRUE(AreMarked(*cache, *child, 1, 0, 200));
+        Release(cache, *child);
+      });
+}
+
 TEST(KvCacheWindowDeathTest, ATokenThatWasDroppedFaults) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   TestDevice device(64);
-  const auto cache = MakeCache(&device, WindowLayout(40, 0), EagerOptions());
+  const auto cache =
+      MakeCache(&device, WindowTestLayout(40, 0), EagerOptions());
   const SequenceId sequence = Admit(cache.get(), 100);
   Mark(*cache, sequence, 0, 0, 100);
   cache->EndBatch(Fence());
@@ -363,37 +374,17 @@ TEST(KvCacheWindowDeathTest, ATokenThatWasDroppedFaults) {
   EXPECT_TRUE(AreMarked(*cache, sequence, 0, 48, 100));
 }
 
-// Every call of a step that drops, maps and gives back is refused once.
+// A step that drops, maps and gives back.
 TEST(KvCacheWindowTest, ARefusalCostsNoTokenThatIsSeen) {
-  for (const absl::StatusCode code :
-       {absl::StatusCode::kResourceExhausted, absl::StatusCode::kInternal}) {
-    for (uint64_t n = 1;; ++n) {
-      SCOPED_TRACE(n);
-      TestDevice device(64);
-      const auto cache =
-          MakeCache(&device, WindowLayout(40, 5), EagerOptions());
-      const SequenceId sequence = Admit(cache.get(), 100);
-      for (uint32_t layer = 0; layer < 4; ++layer)
-        Mark(*cache, sequence, layer, 0, 100);
-      cache->EndBatch(Fence());
-      device.driver()->FailCall(n, code);
-      const SequenceStep step{sequence, 150};
-      const absl::Status status = cache->Step(std::span(&step, 1));
-      const bool fired = device.driver()->faults_fired() > 0;
-      device.driver()->ClearFaults();
-      EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
-      EXPECT_TRUE(AreMarked(*cache, sequence, 0, 0, 5));
-      EXPECT_TRUE(AreMarked(*cache, sequence, 2, 61, 100));
-      EXPECT_TRUE(AreMarked(*cache, sequence, 3, 0, 100));
-      EXPECT_EQ(*cache->Length(sequence), status.ok() ? 150u : 100u);
-      Release(cache.get(), sequence);
-      EXPECT_TRUE(cache->Admit(300).ok());
-      if (!fired) {
-        EXPECT_TRUE(status.ok()) << status;
-        break;
-      }
-    }
-  }
+  RefuseEachCall(
+      /*dropped=*/false,
+      [](KvCache* cache, SequenceId sequence, StreamId) {
+        const SequenceStep step{sequence, 250};
+        return cache->Step(std::span(&step, 1));
+      },
+      [](KvCache* cache, SequenceId sequence, const absl::Status& status) {
+        EXPECT_EQ(*cache->Length(sequence), status.ok() ? 250u : 200u);
+      });
 }
 
 }  // namespace
