@@ -23,11 +23,14 @@ constexpr absl::StatusCode kRefusals[] = {absl::StatusCode::kResourceExhausted,
 // tokens. A page has 16 tokens, and 32 in the last of three groups, so that
 // they have 3, 8, 8, 10 and 5 pages.
 struct World {
-  World(uint64_t pages, uint64_t map_ahead, bool with_parked) : device(pages) {
+  World(uint64_t pages, uint64_t map_ahead, bool with_parked,
+        bool eager_reclaim = false)
+      : device(pages) {
     KvCacheOptions options;
     options.max_sequence_length = 320;
     options.max_sequences = 8;
     options.map_ahead = PageCount(map_ahead);
+    options.eager_reclaim = eager_reclaim;
     cache = MakeCache(&device, 2, options);
     std::vector<SequenceId> parked;
     if (with_parked) {
@@ -156,6 +159,79 @@ INSTANTIATE_TEST_SUITE_P(
                       Operation{"Step", 100, true, 0, StepAll},
                       Operation{"StepMappingAhead", 100, true, 2, StepAll},
                       Operation{"StepReclaiming", 39, true, 0, StepAll}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+// ---- Shrink and Release -----------------------------------------------------
+
+struct Ending {
+  const char* name;
+  bool eager_reclaim;
+  bool releases;  // else shrinks
+  bool pending;   // under a fence that is not complete
+};
+
+class KvCacheEndingFaultTest : public ::testing::TestWithParam<Ending> {};
+
+// What the driver keeps costs addresses and pages, and neither a row that is
+// left nor anybody else's.
+TEST_P(KvCacheEndingFaultTest, AFailureAtAnyCallLosesNoRow) {
+  const Ending& ending = GetParam();
+  for (const DriverCall call :
+       {DriverCall::kReleaseAddress, DriverCall::kReleasePage, DriverCall::kMap,
+        DriverCall::kUnmap, DriverCall::kQueryEvent,
+        DriverCall::kSynchronizeEvent}) {
+    for (uint64_t n = 1;; ++n) {
+      SCOPED_TRACE(std::string(ending.name) + ", call " +
+                   std::to_string(static_cast<int>(call)) + ", the " +
+                   std::to_string(n) + "th");
+      World world(200, 0, true, ending.eager_reclaim);
+      FaultyDriver* const driver = world.device.driver();
+      const SequenceId sequence = world.sequences[1];
+      BlockedStream stream(driver);
+      if (!ending.pending) stream.Unblock();
+      const Fence fence = stream.Record();
+      driver->FailCall(call, n, absl::StatusCode::kInternal);
+      const absl::Status status =
+          ending.releases ? world.cache->Release(sequence, fence)
+                          : world.cache->Shrink(sequence, 10, fence);
+      const bool fired = driver->faults_fired() > 0;
+      driver->ClearFaults();
+      world.CheckBooks();
+      stream.Unblock();
+      EXPECT_TRUE(fired || status.ok()) << status;
+      const bool gone = !world.cache->Length(sequence).ok();
+      if (ending.releases) {
+        EXPECT_EQ(gone, status.ok()) << status;
+      } else {
+        EXPECT_FALSE(gone);
+      }
+      // The refusal has passed: what is left grows, or says that its addresses
+      // are lost.
+      for (const SequenceId left : world.sequences) {
+        if (left == sequence && gone) continue;
+        EXPECT_TRUE(world.IsMarked(left));
+        const SequenceStep step{left, 60};
+        const absl::Status grown = world.cache->Step(std::span(&step, 1));
+        EXPECT_TRUE(grown.ok() || (left == sequence && absl::IsDataLoss(grown)))
+            << grown;
+        world.CheckBooks();
+        EXPECT_TRUE(world.cache->Release(left, Fence()).ok());
+      }
+      for (int i = 0; i < 3; ++i) world.Admit(300);
+      world.CheckBooks();
+      if (HasFailure()) return;
+      if (!fired) break;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Endings, KvCacheEndingFaultTest,
+    ::testing::Values(Ending{"Shrink", false, false, false},
+                      Ending{"ShrinkUnderAFence", false, false, true},
+                      Ending{"Release", false, true, false},
+                      Ending{"EagerRelease", true, true, false},
+                      Ending{"EagerReleaseUnderAFence", true, true, true}),
     [](const auto& test) { return std::string(test.param.name); });
 
 // ---- Refused rollbacks ------------------------------------------------------
