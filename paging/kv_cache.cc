@@ -203,6 +203,7 @@ PageCount KvCache::ReclaimFrom(OwnerId owner, PageCount wanted, bool cooling) {
   return cooling ? PageCount(0) : impl_->ReclaimFrom(owner, wanted);
 }
 PageCount KvCache::Reclaimable() const { return impl_->Reclaimable(); }
+void KvCache::AfterWake(OwnerId owner) { impl_->AfterWake(owner); }
 std::string KvCache::ReclaimerName() const { return "parked KV regions"; }
 
 }  // namespace quire

@@ -4,7 +4,8 @@
 // that will be needed, kv_cache_window.cc drops tokens that no kernel sees,
 // kv_cache_prefix.cc is what is kept of sequences that are gone,
 // kv_cache_tails.cc packs the ends of that, kv_cache_share.cc is how sequences
-// share, and kv_cache_swap.cc moves them to host memory and back.
+// share, kv_cache_swap.cc moves them to host memory and back, and
+// kv_cache_sleep.cc finds their pages again after a sleep.
 //
 // Locking. Two locks, so that the memory can call back while it serves us:
 //
@@ -118,6 +119,9 @@ class KvCache::Impl {
   KvCacheStatistics GetStatistics() const ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::Status CheckInvariants() const
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+
+  // Pages of the owner, or of those below it, have other handles.
+  void AfterWake(OwnerId owner) ABSL_LOCKS_EXCLUDED(state_mutex_);
 
   // In checking builds, after every operation.
   void CheckAfterMutation() const
@@ -444,10 +448,18 @@ class KvCache::Impl {
   // Tokens whose rows fill pages in every group: a beginning of a multiple of
   // so many is shared without a copy.
   uint64_t AlignedTokens() const;
-  // Maps what of `tokens` tokens can be shared whole, backs `target` for
-  // `length` tokens, and copies the rest.
-  absl::Status ShareRows(KvRegion* holder, KvRegion* target, uint64_t tokens,
-                         uint64_t length, PageCount headroom, StreamId stream)
+  struct SharedRows {
+    uint64_t tokens;  // that the target has
+    uint64_t length;  // for which it is backed
+    // Kernels see windows of sequences of so many tokens, or more; 0: as the
+    // holder's do.
+    uint64_t seen_from;
+  };
+  // Maps what of the tokens can be shared whole, backs the target, and copies
+  // the rest.
+  absl::Status ShareRows(KvRegion* holder, KvRegion* target,
+                         const SharedRows& rows, PageCount headroom,
+                         StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   absl::Status MapShared(KvRegion* holder, KvRegion* target, uint64_t tokens)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
@@ -459,8 +471,7 @@ class KvCache::Impl {
     DeviceAddress from;
     Bytes size;
   };
-  // Bytes [from, to) of a group's part, which are on one page where the holder
-  // has packed them.
+  // Bytes [from, to) of a group's part.
   void AppendRows(const KvRegion& holder, const KvRegion& target,
                   uint32_t group, uint64_t from, uint64_t to,
                   std::vector<RowCopy>* copies) const

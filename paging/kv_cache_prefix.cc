@@ -32,7 +32,8 @@ KvCache::Impl::PrefixHit KvCache::Impl::FindPrefix(
     KvRegion* const region = holders_.at(entry);
     if (region->parked() && IsWritableFrom(*region, found.tokens) &&
         (region->packed().empty() || stream != StreamId()) &&
-        region->FenceIsComplete()) {
+        // A sequence that drops tokens leaves the prefix to others.
+        tokens.size() + 1 < region->drop_at() && region->FenceIsComplete()) {
       hit.holder = region;
       hit.adoptable = true;
       break;
@@ -40,7 +41,10 @@ KvCache::Impl::PrefixHit KvCache::Impl::FindPrefix(
   }
   if (!hit.adoptable && hit.tokens > 0) {
     hit.holder = holders_.at(found.holder);
-    if (stream == StreamId()) hit.tokens -= hit.tokens % AlignedTokens();
+    // Rows of layers with windows are copied, always.
+    if (stream == StreamId())
+      hit.tokens -= hit.holder->KeepsAllTokens() ? hit.tokens % AlignedTokens()
+                                                 : hit.tokens;
   }
   if (hit.tokens == 0) return {};
   index_.Pin(hit.holder->prefix());

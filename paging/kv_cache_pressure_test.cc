@@ -63,7 +63,7 @@ TEST(KvCachePressureTest, PagesOfAParkedRegionCoolUnderItsFence) {
 }
 
 // kvcached#359: short sequences that sit on long regions must not pin memory.
-TEST(KvCachePressureTest, WhatAnAdoptedRegionHasToSpareIsReclaimed) {
+TEST(KvCachePressureTest, Kvcached359WhatAnAdoptedRegionHasToSpareIsReclaimed) {
   TestDevice device(50);
   const auto cache = MakeCache(&device, 1, CacheOptions(320));
   Release(cache.get(), Admit(cache.get(), 320));

@@ -1,7 +1,7 @@
 // How sequences share rows: pages that rows fill are mapped under both, and the
 // rows behind the last of them are copied. Of layers that drop tokens, behind a
-// window or a limit, all rows that are left are copied: they are few, and each
-// of the two drops its own.
+// window or a limit, all rows are copied that are left to a fork, and that the
+// next token of a prompt sees: they are few, and each of the two drops its own.
 //
 // No page is written while it is shared. The one that shares starts to write
 // behind its copied rows, and the one that is shared from behind all rows that
@@ -73,8 +73,10 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
     taken->region->SetLimit(options_.limit);
   }
   if (share && status.ok()) {
-    status = ShareRows(hit.holder, taken->region, hit.tokens, length,
-                       options_.headroom, options.stream);
+    status =
+        ShareRows(hit.holder, taken->region,
+                  {hit.tokens, length, SaturatingAdd(hit.tokens, uint64_t{1})},
+                  options_.headroom, options.stream);
   } else if (status.ok()) {
     Demand demand{taken->region, length};
     status = Back(std::span(&demand, 1), options_.headroom).status();
@@ -107,7 +109,7 @@ void KvCache::Impl::HoldLike(const KvRegion& holder, uint64_t tokens,
                              KvRegion* target) {
   if (holder.prefix() == PrefixEntryId()) return;
   const PrefixEntryId prefix = index_.AddLike(holder.prefix());
-  index_.Truncate(prefix, tokens);
+  index_.Truncate(prefix, std::min(tokens, target->WholeTokens()));
   SetPrefix(target, prefix);
 }
 
@@ -124,13 +126,16 @@ absl::Status KvCache::Impl::Publish(SequenceId id,
         "KV cache: sequence ", id.value(), " has ", sequence.length,
         " tokens, not ", tokens.size(), " that could be published"));
   KvRegion* const region = sequence.region.get();
-  if (!region->KeepsAllTokens()) return absl::OkStatus();
+  // Who shares it drops the same, so that no page that is shared is dropped.
+  if (region->limit() != options_.limit) return absl::OkStatus();
   if (region->prefix() == PrefixEntryId()) {
     SetPrefix(region, index_.Add());
     index_.SetPriority(region->prefix(), sequence.priority,
                        sequence.retain_until);
   }
-  index_.Extend(region->prefix(), tokens);
+  index_.Extend(region->prefix(),
+                tokens.first(static_cast<size_t>(
+                    std::min<uint64_t>(tokens.size(), region->WholeTokens()))));
   return absl::OkStatus();
 }
 
@@ -175,8 +180,8 @@ absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
     MutexLock lock(&state_mutex_);
     taken.region->SetLimit(holder->limit());
   }
-  const absl::Status status =
-      ShareRows(holder, taken.region, length, length, PageCount(0), stream);
+  const absl::Status status = ShareRows(
+      holder, taken.region, {length, length, 0}, PageCount(0), stream);
   MutexLock lock(&state_mutex_);
   if (!status.ok()) {
     CloseSlot(taken.slot, taken.stamp);
@@ -192,17 +197,19 @@ absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
 // ---- Pages and rows ---------------------------------------------------------
 
 absl::Status KvCache::Impl::ShareRows(KvRegion* holder, KvRegion* target,
-                                      uint64_t tokens, uint64_t length,
+                                      const SharedRows& rows,
                                       PageCount headroom, StreamId stream) {
-  QUIRE_RETURN_IF_ERROR(MapShared(holder, target, tokens));
+  QUIRE_RETURN_IF_ERROR(MapShared(holder, target, rows.tokens));
   std::vector<PageCount> behind;
   {
     MutexLock lock(&state_mutex_);
     for (uint32_t group = 0; group < geometry_.layout().groups(); ++group)
-      behind.push_back(holder->behind(group));
+      behind.push_back(rows.seen_from == 0
+                           ? holder->behind(group)
+                           : target->BehindWindow(group, rows.seen_from));
   }
-  QUIRE_RETURN_IF_ERROR(BackBehindGaps(target, behind, length, headroom));
-  return CopyRows(holder, target, tokens, stream);
+  QUIRE_RETURN_IF_ERROR(BackBehindGaps(target, behind, rows.length, headroom));
+  return CopyRows(holder, target, rows.tokens, stream);
 }
 
 absl::Status KvCache::Impl::MapShared(KvRegion* holder, KvRegion* target,
@@ -241,14 +248,14 @@ void KvCache::Impl::AppendRows(const KvRegion& holder, const KvRegion& target,
                                std::vector<RowCopy>* copies) const {
   const uint64_t page = geometry_.page_size().value();
   const PackedTail* const tail = FindTail(holder, group);
-  if (tail == nullptr || from < tail->slot.value() * page) {
+  const uint64_t start =
+      tail == nullptr ? to : std::min(tail->slot.value() * page, to);
+  if (from < start)
     copies->push_back({AddressOf(target, group, from),
-                       AddressOf(holder, group, from), Bytes(to - from)});
-    return;
-  }
-  const uint64_t start = tail->slot.value() * page;
+                       AddressOf(holder, group, from), Bytes(start - from)});
+  if (tail == nullptr) return;
   for (const TailStore::Place& place :
-       tails_.PlacesOf(tail->tail, from - start, to - start))
+       tails_.PlacesOf(tail->tail, SaturatingSubtract(from, start), to - start))
     copies->push_back({AddressOf(target, group, start + place.from),
                        place.address, place.size});
 }

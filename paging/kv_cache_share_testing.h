@@ -42,18 +42,24 @@ class TokenRows {
       return true;
     });
   }
-  // The first token whose rows are not its own; their number if none is.
-  uint64_t FirstWrong(const Tokens& tokens) const {
-    return Visit(tokens, 0, [](const uint32_t* row, uint32_t hash) {
-      for (uint32_t i = 0; i < kTestElements; ++i)
-        if (row[i] != hash + i) return false;
-      return true;
-    });
+  // The first token whose rows are not its own; their number if none is. Where
+  // layers have windows, of the rows that a sequence of `seen_from` tokens
+  // sees.
+  uint64_t FirstWrong(const Tokens& tokens, uint64_t seen_from = 0) const {
+    return Visit(
+        tokens, 0,
+        [](const uint32_t* row, uint32_t hash) {
+          for (uint32_t i = 0; i < kTestElements; ++i)
+            if (row[i] != hash + i) return false;
+          return true;
+        },
+        seen_from);
   }
 
  private:
   template <typename Visitor>
-  uint64_t Visit(const Tokens& tokens, uint64_t from, Visitor visit) const {
+  uint64_t Visit(const Tokens& tokens, uint64_t from, Visitor visit,
+                 uint64_t seen_from = 0) const {
     uint64_t hash = 0x9e3779b97f4a7c15;
     for (uint64_t t = 0; t < tokens.size(); ++t) {
       hash = (hash ^ static_cast<uint32_t>(tokens[t])) * 0xbf58476d1ce4e5b9;
@@ -61,6 +67,11 @@ class TokenRows {
       if (t < from) continue;
       uint32_t side = static_cast<uint32_t>(hash >> 16);
       for (const KvLayerView& view : views_) {
+        if (view.window != 0 && t >= view.sinks &&
+            t + view.window < seen_from) {
+          side += 2;
+          continue;
+        }
         if (!visit(view.KeyRow(t).host_pointer<uint32_t>(), side++) ||
             !visit(view.ValueRow(t).host_pointer<uint32_t>(), side++))
           return t;

@@ -59,7 +59,7 @@ TEST(KvCacheTest, PagesAppearAsTheSequenceGrows) {
 }
 
 // kvcached#367: a block larger than a page hung its allocator.
-TEST(KvCacheTest, RowsMayBeLargerThanPages) {
+TEST(KvCacheTest, Kvcached367RowsMayBeLargerThanPages) {
   TestDevice device(64);
   const KvLayout layout =
       *KvLayout::Create({3, 4, 256, KvDType::kF16}, 3);  // 12 KiB rows
@@ -231,7 +231,7 @@ TEST(KvCacheTest, TheNextSequenceAdoptsTheParkedRegion) {
 }
 
 // vAttention's best fit keeps the first idle slot, also when it is empty.
-TEST(KvCacheTest, AdoptsTheRegionWithTheLeastMappingWork) {
+TEST(KvCacheTest, VAttentionAdoptsTheRegionWithTheLeastMappingWork) {
   TestDevice device(64);
   const auto cache = MakeCache(&device, 1, CacheOptions(320));
   const SequenceId empty = Admit(cache.get(), 0);
@@ -310,7 +310,7 @@ TEST(KvCacheTest, ASteadyStateMakesNoMappingCall) {
 // ---- Admission --------------------------------------------------------------
 
 // vAttention and kvcached#377: the free count wrapped below zero.
-TEST(KvCacheTest, AdmissibleTokensNeverWraps) {
+TEST(KvCacheTest, VAttentionAndKvcached377AdmissibleTokensNeverWraps) {
   TestDevice device(10);
   KvCacheOptions options = CacheOptions(1000);
   options.headroom = PageCount(11);

@@ -49,6 +49,8 @@ absl::Status KvCache::Impl::DropBehindWindows(Sequence* sequence,
     return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(region->SetFence(batch_fence_));
   Modify(region, [&](KvRegion* r) { r->DropBehind(next); });
+  if (region->prefix() != PrefixEntryId())
+    index_.Truncate(region->prefix(), region->WholeTokens());
   if (!options_.eager_reclaim) return absl::OkStatus();
   if (options_.page_ahead.max_steps > 0) {
     dropped_ = true;

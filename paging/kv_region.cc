@@ -146,7 +146,6 @@ void KvRegion::SetLimit(const KvTokenLimit& limit) {
   CountDropAt();
 }
 
-// Where the slots end that keep nothing for a sequence of `length` tokens.
 PageCount KvRegion::BehindWindow(uint32_t group, uint64_t length) const {
   const KvLayerKind& kind = KindOf(group);
   if (kind.window == 0) return PageCount(0);
@@ -168,6 +167,16 @@ void KvRegion::DropBehind(uint64_t length) {
 bool KvRegion::KeepsAllTokens() const {
   return std::all_of(kinds_.begin(), kinds_.end(),
                      [](const KvLayerKind& kind) { return kind.window == 0; });
+}
+
+uint64_t KvRegion::WholeTokens() const {
+  uint64_t whole = UINT64_MAX;
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    const Part& part = parts_[group];
+    if (part.behind > part.sinks)
+      whole = std::min(whole, geometry_->TokensWithin(group, part.sinks));
+  }
+  return whole;
 }
 
 bool KvRegion::CanGoBackTo(uint64_t length) const {

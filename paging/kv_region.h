@@ -174,6 +174,10 @@ class KvRegion {
   }
   // The same of all parts.
   bool KeepsAllTokens() const;
+  // Where the slots end that keep nothing for a sequence of `length` tokens.
+  PageCount BehindWindow(uint32_t group, uint64_t length) const;
+  // The first tokens whose rows every layer still has. O(groups).
+  uint64_t WholeTokens() const;
   // Of spare(), what is behind the windows.
   PageCount behind() const { return behind_; }
   // Where the part begins to keep something again, behind its sinks.
@@ -257,7 +261,6 @@ class KvRegion {
   const KvLayerKind& KindOf(uint32_t group) const {
     return kinds_[geometry_->layout().GroupKind(group)];
   }
-  PageCount BehindWindow(uint32_t group, uint64_t length) const;
   void CountNeeded();
   void CountSpare();
   void CountDropAt();

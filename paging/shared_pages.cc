@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "paging/kv_region.h"
 
@@ -114,6 +115,25 @@ void SharedPages::Strike(KvRegion* region) {
   for (uint32_t group = 0; group < region->shared()->parts.size(); ++group)
     Strike(region, group, 0);
   region->set_shared(nullptr);
+}
+
+void SharedPages::Rename(const NewHandles& handles, KvRegion* region) {
+  if (region->shared() == nullptr) return;
+  for (SharedSlots::Part& part : region->shared()->parts) {
+    for (PageHandle& page : part.pages) {
+      const auto renamed = handles.find(page);
+      if (renamed != handles.end()) page = renamed->second;
+    }
+  }
+}
+
+void SharedPages::Rename(const NewHandles& handles) {
+  absl::flat_hash_map<PageHandle, Uses> pages;
+  for (const auto& [page, uses] : pages_) {
+    const auto renamed = handles.find(page);
+    pages[renamed == handles.end() ? page : renamed->second] = uses;
+  }
+  pages_ = std::move(pages);
 }
 
 bool SharedPages::AnyShared(const KvRegion& region, uint32_t group,

@@ -60,6 +60,12 @@ class SharedPages {
   void Strike(KvRegion* region, uint32_t group, size_t first);
   void Strike(KvRegion* region);
 
+  // Pages that slept have other handles now: of a region's slots, and then,
+  // when all regions were told, of the books.
+  using NewHandles = absl::flat_hash_map<PageHandle, PageHandle>;
+  static void Rename(const NewHandles& handles, KvRegion* region);
+  void Rename(const NewHandles& handles);
+
   // Whether a page under a slot of the group from `first` on lies elsewhere
   // too.
   bool AnyShared(const KvRegion& region, uint32_t group, size_t first) const;

@@ -30,7 +30,7 @@ struct KeptPage {
   KeptPage(PageHandle handle, SwapBlocks memory)
       : page(handle), block(std::move(memory)) {}
 
-  const PageHandle page;   // as long as it is mapped
+  PageHandle page;         // as long as it is mapped
   const SwapBlocks block;  // one
   bool written = false;    // to the block
   uint64_t mapped = 0;     // swapped-out sequences that it lies under

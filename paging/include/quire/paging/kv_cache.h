@@ -27,8 +27,8 @@
 // waiting prompt begins with (ExpectPrompt), and of these the ones used least
 // recently. Fork makes a sequence with all rows of another. Rows on a page that
 // cannot be shared whole are copied on the device. No page is written while it
-// is shared. Only sequences that keep all tokens share: no window, and no
-// limit.
+// is shared. A sequence that drops tokens, behind a window or the limit of the
+// cache, is known by the beginning that all of its layers still have.
 //
 // A sequence can be swapped out: its rows are copied to pinned host memory, on
 // a stream of the cache and while kernels run, and its pages are free when that
@@ -187,13 +187,15 @@ class KvCache : public SequenceCache,
   // more than its sinks.
   absl::StatusOr<SequenceId> Admit(uint64_t tokens,
                                    std::optional<KvTokenLimit> limit);
-  // Errors beyond those of Admit: the driver's, for a copy.
+  // Layers with windows have of cached rows what the next token sees: the
+  // sequence cannot go back behind them. Errors beyond those of Admit: the
+  // driver's, for a copy.
   absl::StatusOr<PromptAdmission> AdmitPrompt(
       std::span<const int32_t> tokens) override;
   absl::StatusOr<PromptAdmission> AdmitPrompt(std::span<const int32_t> tokens,
                                               const PromptOptions& options);
-  // Does nothing where tokens are dropped. O(tokens that were not published
-  // before).
+  // Tokens count as far as no layer has dropped any, and where the sequence has
+  // no limit of its own. O(tokens that were not published before).
   absl::Status Publish(SequenceId sequence,
                        std::span<const int32_t> tokens) override;
   // O(tokens). Counts for who holds the most of them, where that is kept after
@@ -266,6 +268,7 @@ class KvCache : public SequenceCache,
   PageCount Reclaim(PageCount wanted) override;
   PageCount ReclaimFrom(OwnerId owner, PageCount wanted, bool cooling) override;
   PageCount Reclaimable() const override;
+  void AfterWake(OwnerId owner) override;
   std::string ReclaimerName() const override;
   DeviceMemory* memory_ = nullptr;
   std::unique_ptr<Impl> impl_;
