@@ -168,6 +168,11 @@ absl::Status WriteOptionalResult(const char* name, const T& values, T* result) {
 absl::StatusOr<std::vector<StreamId>> ReadStreams(const uint64_t* streams,
                                                   uint64_t count);
 
+// What quire_runtime_create makes, on this driver instead of the one that the
+// options name.
+absl::StatusOr<std::unique_ptr<quire_runtime>> CreateRuntime(
+    const quire_runtime_options& options, std::unique_ptr<Driver> driver);
+
 quire_shortage ShortageOf(const OutOfMemoryVerdict& verdict);
 quire_pressure_level PressureOf(PressureLevel level);
 quire_compaction_report ReportOf(const CompactionReport& report);

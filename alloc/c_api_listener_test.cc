@@ -151,9 +151,7 @@ TEST_F(CApiListenerTest, HearsOfTheRuntimesAllocators) {
   options.host_device_count = 2;
   options.host_memory_per_device = 32 * kPage;
   options.listener = &listener;
-  quire_runtime* runtime = nullptr;
-  ASSERT_EQ(quire_runtime_create(&options, &runtime), QUIRE_OK)
-      << quire_last_error();
+  quire_runtime* const runtime = quire::CreateTestRuntime(options);
   for (const int32_t device : {0, 1}) {
     quire_allocator* allocator = nullptr;
     ASSERT_EQ(quire_runtime_get_allocator(runtime, device, &allocator),

@@ -298,10 +298,8 @@ TEST_F(CApiMemoryTest, LeavesHeadroomToOthers) {
   options.host_memory_per_device = 32 * kPage;
   options.headroom = 12 * kPage;
   options.prepare_ahead = 2;
-  quire_runtime* runtime = nullptr;
+  quire_runtime* const runtime = quire::CreateTestRuntime(options);
   quire_allocator* allocator = nullptr;
-  ASSERT_EQ(quire_runtime_create(&options, &runtime), QUIRE_OK)
-      << quire_last_error();
   ASSERT_EQ(quire_runtime_get_allocator(runtime, 0, &allocator), QUIRE_OK);
   uint64_t largest = 0;
   ASSERT_EQ(quire_allocator_get_largest_possible(allocator, &largest),

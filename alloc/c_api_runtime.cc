@@ -63,6 +63,21 @@ struct CreatedRuntime {
 };
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<quire_runtime>> CreateRuntime(
+    const quire_runtime_options& options, std::unique_ptr<Driver> driver) {
+  auto created = std::make_shared<CreatedRuntime>();
+  QUIRE_ASSIGN_OR_RETURN(created->listener, CreateListener(options.listener));
+  RuntimeOptions runtime_options = RuntimeOptionsFrom(options);
+  runtime_options.listener = created->listener.get();
+  QUIRE_ASSIGN_OR_RETURN(created->runtime,
+                         Runtime::Create(std::move(driver), runtime_options));
+  Runtime* const face = created->runtime.get();
+  auto runtime = std::make_unique<quire_runtime>();
+  runtime->runtime = std::shared_ptr<Runtime>(std::move(created), face);
+  return runtime;
+}
+
 }  // namespace quire::c_api
 
 using quire::DeviceId;
@@ -80,19 +95,10 @@ quire_status quire_runtime_create(const quire_runtime_options* options,
     QUIRE_ASSIGN_OR_RETURN(
         const quire_runtime_options known,
         quire::c_api::ReadOptions("quire_runtime_options", options));
-    auto created = std::make_shared<quire::c_api::CreatedRuntime>();
-    QUIRE_ASSIGN_OR_RETURN(created->listener,
-                           quire::c_api::CreateListener(known.listener));
-    quire::RuntimeOptions runtime_options =
-        quire::c_api::RuntimeOptionsFrom(known);
-    runtime_options.listener = created->listener.get();
     QUIRE_ASSIGN_OR_RETURN(auto driver, quire::c_api::CreateDriver(known));
     QUIRE_ASSIGN_OR_RETURN(
-        created->runtime,
-        quire::Runtime::Create(std::move(driver), runtime_options));
-    quire::Runtime* const face = created->runtime.get();
-    *runtime = new quire_runtime{
-        std::shared_ptr<quire::Runtime>(std::move(created), face)};
+        auto created, quire::c_api::CreateRuntime(known, std::move(driver)));
+    *runtime = created.release();
     return absl::OkStatus();
   });
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "alloc/testing/c_api_fixture.h"
 #include "quire/alloc/c_api.h"
 
 namespace {
@@ -13,10 +14,8 @@ class CApiSleepTest : public ::testing::Test {
  protected:
   CApiSleepTest() {
     quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
-    options.driver = QUIRE_DRIVER_HOST;
     options.host_memory_per_device = 256 << 20;
-    EXPECT_EQ(quire_runtime_create(&options, &runtime_), QUIRE_OK)
-        << quire_last_error();
+    runtime_ = quire::CreateTestRuntime(options);
     EXPECT_EQ(quire_runtime_get_allocator(runtime_, 0, &allocator_), QUIRE_OK);
     EXPECT_EQ(quire_owner_register(runtime_, "model/kv", &owner_), QUIRE_OK);
   }

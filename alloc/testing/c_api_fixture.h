@@ -6,12 +6,35 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <utility>
 
+#include "alloc/c_api_internal.h"
+#include "alloc/testing/test_driver.h"
 #include "quire/alloc/c_api.h"
+#include "quire/alloc/host_driver.h"
 
 namespace quire {
 
-// A software device of 64 MiB with memory behind it.
+// What quire_runtime_create makes of the options, which name a software device,
+// on the driver that the test runs on (test_driver.h). `driver`, where it is
+// not null, is told which that is: it lives as long as the runtime.
+inline quire_runtime* CreateTestRuntime(const quire_runtime_options& options,
+                                        TestDriver** driver = nullptr) {
+  HostDriverOptions driver_options;
+  if (options.host_device_count != 0) {
+    driver_options.device_count = options.host_device_count;
+  }
+  driver_options.memory_per_device = Bytes(options.host_memory_per_device);
+  auto created = TestDriver::Create(driver_options);
+  EXPECT_TRUE(created.ok()) << created.status();
+  if (!created.ok()) return nullptr;
+  if (driver != nullptr) *driver = created->get();
+  auto runtime = c_api::CreateRuntime(options, *std::move(created));
+  EXPECT_TRUE(runtime.ok()) << runtime.status();
+  return runtime.ok() ? runtime->release() : nullptr;
+}
+
+// A device of 64 MiB with memory behind it.
 class CApiFixture : public ::testing::Test {
  protected:
   static constexpr uint64_t kPage = 2 << 20;
@@ -19,8 +42,7 @@ class CApiFixture : public ::testing::Test {
   CApiFixture() {
     quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
     options.host_memory_per_device = 32 * kPage;
-    EXPECT_EQ(quire_runtime_create(&options, &runtime_), QUIRE_OK)
-        << quire_last_error();
+    runtime_ = CreateTestRuntime(options, &driver_);
     EXPECT_EQ(quire_runtime_get_allocator(runtime_, 0, &allocator_), QUIRE_OK);
     EXPECT_EQ(quire_runtime_get_memory(runtime_, 0, &memory_), QUIRE_OK);
   }
@@ -65,6 +87,7 @@ class CApiFixture : public ::testing::Test {
     return statistics;
   }
 
+  TestDriver* driver_ = nullptr;  // of the runtime
   quire_runtime* runtime_ = nullptr;
   quire_memory* memory_ = nullptr;
   quire_allocator* allocator_ = nullptr;
