@@ -30,10 +30,14 @@ double WaitingShare(const SimulationResult& r) {
                             : 0;
 }
 
-double IdleRatio(const SimulationResult& r) {
-  return r.idle_live.zero() ? 0
-                            : static_cast<double>(r.idle_held.value()) /
-                                  static_cast<double>(r.idle_live.value());
+double IdleOver(const SimulationResult& r, Bytes part) {
+  return part.zero() ? 0
+                     : static_cast<double>(r.idle_held.value()) /
+                           static_cast<double>(part.value());
+}
+double IdleRatio(const SimulationResult& r) { return IdleOver(r, r.idle_live); }
+double IdleFootprint(const SimulationResult& r) {
+  return IdleOver(r, r.idle_needed);
 }
 
 std::vector<Row> Rows() {
@@ -69,6 +73,7 @@ std::vector<Row> Rows() {
        decimals("%.4f", [](const R& r) { return r.waste_ratio(); })},
       {"held, peak", [](const R& r) { return FormatBytes(r.peak_held); }},
       {"held / live, idle", decimals("%.4f", IdleRatio)},
+      {"held / needed, idle", decimals("%.4f", IdleFootprint)},
       {"driver calls", number([](const R& r) { return r.driver_calls; })},
       {"driver, virtual ms",
        decimals("%.1f", [](const R& r) { return r.driver_ms; })},
@@ -136,7 +141,9 @@ nlohmann::json ResultToJson(const SimulationResult& r) {
           {"host_us_per_step", r.host_us_per_step},
           {"host_us_per_cache_step_of_256", r.host_us_per_cache_step},
           {"idle_held_bytes", r.idle_held.value()},
+          {"idle_needed_bytes", r.idle_needed.value()},
           {"idle_live_bytes", r.idle_live.value()},
+          {"idle_footprint", IdleFootprint(r)},
           {"idle_ratio", IdleRatio(r)}};
 }
 

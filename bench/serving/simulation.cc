@@ -314,6 +314,7 @@ void Simulation::WeighIdle() {
   double ms = 0;
   CountDriverCalls(&calls, &ms);
   result_.idle_held = Held();
+  result_.idle_needed = cache_->Use().needed;
   result_.idle_live = Bytes(static_cast<uint64_t>(LiveBytes()));
 }
 

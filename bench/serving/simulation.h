@@ -103,6 +103,7 @@ struct SimulationResult {
 
   // With idle_sequences left, after Trim.
   Bytes idle_held;
+  Bytes idle_needed;  // the pages, or blocks, that its tokens need
   Bytes idle_live;
 
   std::vector<RequestTiming> timings;  // in the order of arrival
