@@ -5,10 +5,12 @@
 
 #include <bit>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <span>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -130,16 +132,41 @@ absl::Status WriteText(const std::string& path, const std::string& text) {
   return absl::UnknownError(absl::StrCat("cannot write ", path));
 }
 
+// What was not there and is written, until it is kept: an output is whole or
+// absent.
+class WrittenFiles {
+ public:
+  ~WrittenFiles() {
+    std::error_code ignored;  // what cannot be removed stays
+    for (const std::string& path : paths_)
+      std::filesystem::remove(path, ignored);
+  }
+  void Add(const std::string& path) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) paths_.push_back(path);
+  }
+  void Keep() { paths_.clear(); }
+
+ private:
+  std::vector<std::string> paths_;
+};
+
 }  // namespace
 
 absl::Status WriteSyntheticCheckpoint(const std::string& folder,
                                       uint64_t seed) {
   static_assert(std::endian::native == std::endian::little,
                 "safetensors files are little-endian");
+  const std::string weights = folder + "/model.safetensors";
+  const std::string tokenizer = folder + "/tokenizer.json";
+  const std::string config = folder + "/config.json";
+  WrittenFiles written;
+  for (const std::string& path : {weights, tokenizer, config})
+    written.Add(path);
   const std::vector<SafetensorsEntry> tensors = Tensors();
-  QUIRE_ASSIGN_OR_RETURN(const auto writer, SafetensorsWriter::Create(
-                                                folder + "/model.safetensors",
-                                                tensors, {{"format", "pt"}}));
+  QUIRE_ASSIGN_OR_RETURN(
+      const auto writer,
+      SafetensorsWriter::Create(weights, tensors, {{"format", "pt"}}));
   std::mt19937_64 random(seed);
   for (const SafetensorsEntry& tensor : tensors) {
     const std::vector<float> values = Weights(tensor, &random);
@@ -147,9 +174,10 @@ absl::Status WriteSyntheticCheckpoint(const std::string& folder,
         writer->Append(tensor.name, std::as_bytes(std::span(values))));
   }
   QUIRE_RETURN_IF_ERROR(writer->Finish());
-  QUIRE_RETURN_IF_ERROR(
-      WriteText(folder + "/tokenizer.json", TokenizerJson().dump(1) + "\n"));
-  return WriteText(folder + "/config.json", Config().dump(1) + "\n");
+  QUIRE_RETURN_IF_ERROR(WriteText(tokenizer, TokenizerJson().dump(1) + "\n"));
+  QUIRE_RETURN_IF_ERROR(WriteText(config, Config().dump(1) + "\n"));
+  written.Keep();
+  return absl::OkStatus();
 }
 
 }  // namespace quire

@@ -13,7 +13,7 @@ namespace quire {
 // Writes a Hugging Face folder: a Llama of 4 layers with tied embeddings, 3.4 M
 // parameters, and a byte-level tokenizer. Every part is as a real one has it,
 // but nothing was trained: its text is noise. `folder` exists; the same seed
-// writes the same bytes.
+// writes the same bytes. After an error no file is there that was not before.
 absl::Status WriteSyntheticCheckpoint(const std::string& folder, uint64_t seed);
 
 }  // namespace quire

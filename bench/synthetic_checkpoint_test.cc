@@ -36,6 +36,18 @@ class SyntheticCheckpointTest : public ::testing::Test {
   std::string folder_;
 };
 
+TEST_F(SyntheticCheckpointTest, LeavesNothingWhereAFileCannotBeWritten) {
+  for (const char* const name :
+       {"model.safetensors", "tokenizer.json", "config.json"}) {
+    const std::string in_the_way = folder_ + "/" + name;
+    std::filesystem::create_directory(in_the_way);
+    EXPECT_FALSE(WriteSyntheticCheckpoint(folder_, 1).ok()) << name;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_))
+      EXPECT_EQ(entry.path(), in_the_way);
+    std::filesystem::remove(in_the_way);
+  }
+}
+
 TEST_F(SyntheticCheckpointTest, IsAWholeCheckpointOfSaneNumbers) {
   ASSERT_TRUE(WriteSyntheticCheckpoint(folder_, 1).ok());
   const auto checkpoint = Checkpoint::Open(folder_);

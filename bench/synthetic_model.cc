@@ -28,7 +28,7 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  const bool made = std::filesystem::create_directories(folder, error);
   if (error) {
     std::fprintf(stderr, "synthetic_model: cannot make %s: %s\n",
                  folder.c_str(), error.message().c_str());
@@ -36,6 +36,7 @@ int Main(int argc, char** argv) {
   }
   const absl::Status status = WriteSyntheticCheckpoint(folder, seed);
   if (status.ok()) return 0;
+  if (made) std::filesystem::remove(folder, error);
   std::fprintf(stderr, "synthetic_model: %s\n",
                std::string(status.message()).c_str());
   return kFailed;

@@ -12,15 +12,19 @@
 namespace quire {
 namespace {
 
+// A message quotes files; whatever it quotes, it is a line that can be read.
+constexpr size_t kMaxMessage = 16384;
+
 void PrintLine(const char* prefix, std::string_view message) {
   std::string line = prefix;
-  for (const char c : message) {
+  for (const char c : message.substr(0, kMaxMessage)) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7f)
       absl::StrAppend(&line, absl::StrFormat("\\x%02x", byte));
     else
       line += c;
   }
+  if (message.size() > kMaxMessage) line += "...";
   line += '\n';
   std::fwrite(line.data(), 1, line.size(), stderr);
 }

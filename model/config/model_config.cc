@@ -11,6 +11,7 @@
 #include "model/tokenizer/stop_checker.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
+#include "quire/loader/quote.h"
 #include "quire/paging/kv_layout.h"
 
 namespace quire {
@@ -83,8 +84,8 @@ absl::StatusOr<RopeConfig> ParseRope(const JsonFields& fields) {
   if (kind == "default") return rope;
   if (kind != "linear" && kind != "llama3")
     return absl::UnimplementedError(absl::StrCat(
-        scaling.where(), ": rope type \"", kind,
-        "\" is not supported; \"default\", \"linear\" and \"llama3\" are"));
+        scaling.where(), ": rope type ", Quoted(kind),
+        " is not supported; \"default\", \"linear\" and \"llama3\" are"));
   rope.scaling = kind == "linear" ? RopeScaling::kLinear : RopeScaling::kLlama3;
   // Without the factor the angles would silently be others than trained with.
   QUIRE_RETURN_IF_ERROR(scaling.GetDouble("factor").status());
@@ -166,14 +167,14 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
   const FamilyTraits* family = FindFamily(checkpoint.format(), config.family);
   if (family == nullptr)
     return absl::UnimplementedError(
-        absl::StrCat(fields.where(), ": models of type \"", config.family,
-                     "\" are not supported; supported: ", SupportedFamilies()));
+        absl::StrCat(fields.where(), ": models of type ", Quoted(config.family),
+                     " are not supported; supported: ", SupportedFamilies()));
   QUIRE_ASSIGN_OR_RETURN(const std::string activation,
                          fields.GetStringOr("hidden_act", "silu"));
   if (activation != "silu")
     return absl::UnimplementedError(
-        absl::StrCat(fields.where(), ": hidden_act \"", activation,
-                     "\" is not supported for this family; \"silu\" is"));
+        absl::StrCat(fields.where(), ": hidden_act ", Quoted(activation),
+                     " is not supported for this family; \"silu\" is"));
 
   QUIRE_RETURN_IF_ERROR(
       ReadDimension(fields, "hidden_size", &config.hidden_size));
@@ -232,8 +233,8 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
   const FamilyTraits* family = FindFamily(checkpoint.format(), architecture);
   if (family == nullptr)
     return absl::UnimplementedError(absl::StrCat(
-        fields.where(), ": models of architecture \"", architecture,
-        "\" are not supported; supported: ", SupportedFamilies()));
+        fields.where(), ": models of architecture ", Quoted(architecture),
+        " are not supported; supported: ", SupportedFamilies()));
   const auto key = [&](std::string_view name) {
     return absl::StrCat(architecture, ".", std::string(name));
   };
@@ -292,8 +293,8 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
                            ReadPositive(fields, key("rope.scaling.factor"), 1));
   } else if (scaling != "none") {
     return absl::UnimplementedError(
-        absl::StrCat(fields.where(), ": rope scaling \"", scaling,
-                     "\" is not supported; \"none\" and \"linear\" are"));
+        absl::StrCat(fields.where(), ": rope scaling ", Quoted(scaling),
+                     " is not supported; \"none\" and \"linear\" are"));
   }
   QUIRE_RETURN_IF_ERROR(CheckShape(config, fields.where()));
   return config;

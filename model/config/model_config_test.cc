@@ -52,6 +52,14 @@ class ModelConfigTest : public testing::Test {
               "num_attention_heads": 3, "rms_norm_eps": 1e-5})";
   }
 
+  // Whatever the file says, its error is a line that can be read.
+  void ExpectShortError(const std::string& config) {
+    const auto parsed = Parse(config);
+    ASSERT_FALSE(parsed.ok());
+    EXPECT_LT(parsed.status().message().size(), 1000u);
+    EXPECT_EQ(parsed.status().message().find('\n'), std::string::npos);
+  }
+
   void ExpectError(const std::string& config,
                    const std::vector<std::string>& mentions) {
     const auto parsed = Parse(config);
@@ -62,6 +70,13 @@ class ModelConfigTest : public testing::Test {
 
   fs::path folder_;
 };
+
+TEST_F(ModelConfigTest, HugeStringsAreCutInMessages) {
+  const std::string huge = std::string(1 << 20, 'x') + "\\n";
+  ExpectShortError(ConfigOf(huge, ""));
+  ExpectShortError(Config(R"("hidden_act": ")" + huge + "\""));
+  ExpectShortError(Config(R"("rope_scaling": {"rope_type": ")" + huge + "\"}"));
+}
 
 TEST_F(ModelConfigTest, DefaultsAreThoseOfTransformers) {
   const auto config = Parse(Config(""));

@@ -1,6 +1,7 @@
 #include "model/decoder/gptq_weights.h"
 
 #include "absl/strings/str_cat.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 
@@ -35,14 +36,14 @@ uint32_t ZeroOffset(const GptqModule& module, bool label_says_v2,
     case ZeroConvention::kV1:
       if (label_says_v2)
         *warning =
-            absl::StrCat(module.name,
+            absl::StrCat(Printable(module.name),
                          ": labelled gptq_v2, but its zero points are those of "
                          "a symmetric v1 module; read as v1");
       return 1;
     case ZeroConvention::kV2:
       if (!label_says_v2)
         *warning =
-            absl::StrCat(module.name,
+            absl::StrCat(Printable(module.name),
                          ": labelled gptq (v1), but its zero points are those "
                          "of a symmetric v2 module; read as v2");
       return 0;

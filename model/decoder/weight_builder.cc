@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
@@ -147,9 +148,9 @@ absl::Status WeightBuilder::ReadRopeFactors() {
   std::vector<float>& frequencies = weights_->inverse_frequencies_;
   if (tensor->dtype != DType::kF32 || tensor->elements() != frequencies.size())
     return absl::InvalidArgumentError(absl::StrCat(
-        checkpoint_.files()[tensor->file].path, ": ", tensor->name, " is ",
-        DTypeName(tensor->dtype), " ", ShapeText(tensor->shape), ", expected ",
-        frequencies.size(), " F32 elements"));
+        checkpoint_.files()[tensor->file].path, ": ", Printable(tensor->name),
+        " is ", DTypeName(tensor->dtype), " ", ShapeText(tensor->shape),
+        ", expected ", frequencies.size(), " F32 elements"));
   std::vector<std::byte> bytes;
   QUIRE_RETURN_IF_ERROR(checkpoint_.ReadSmallTensor(*tensor, &bytes));
   for (size_t i = 0; i < frequencies.size(); ++i) {
@@ -275,8 +276,8 @@ absl::Status WeightBuilder::DescribeBias(const std::string& module,
   used_.insert(tensor);
   if (!IsFloat(tensor->dtype) || tensor->shape != std::vector<uint64_t>{size})
     return absl::InvalidArgumentError(absl::StrCat(
-        checkpoint_.files()[tensor->file].path, ": ", tensor->name, " is ",
-        DTypeName(tensor->dtype), " ", ShapeText(tensor->shape),
+        checkpoint_.files()[tensor->file].path, ": ", Printable(tensor->name),
+        " is ", DTypeName(tensor->dtype), " ", ShapeText(tensor->shape),
         ", expected F32, F16 or BF16 [", size, "] for ", module));
   bias->dtype = tensor->dtype;
   Place(*tensor, [bias](DeviceAddress address) {
@@ -288,10 +289,10 @@ absl::Status WeightBuilder::DescribeBias(const std::string& module,
 absl::Status WeightBuilder::CheckShape(
     const TensorInfo& tensor, const std::vector<uint64_t>& expected) const {
   if (tensor.shape == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(checkpoint_.files()[tensor.file].path, ": ", tensor.name,
-                   " has shape ", ShapeText(tensor.shape),
-                   ", the configuration says ", ShapeText(expected)));
+  return absl::InvalidArgumentError(absl::StrCat(
+      checkpoint_.files()[tensor.file].path, ": ", Printable(tensor.name),
+      " has shape ", ShapeText(tensor.shape), ", the configuration says ",
+      ShapeText(expected)));
 }
 
 absl::Status WeightBuilder::DescribeDense(const TensorInfo& tensor,
@@ -300,7 +301,7 @@ absl::Status WeightBuilder::DescribeDense(const TensorInfo& tensor,
                                           DenseMatrix* matrix) {
   if (!IsMatrixType(tensor.dtype))
     return absl::UnimplementedError(absl::StrCat(
-        checkpoint_.files()[tensor.file].path, ": ", tensor.name,
+        checkpoint_.files()[tensor.file].path, ": ", Printable(tensor.name),
         " has elements of type ", DTypeName(tensor.dtype),
         "; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K, MXFP4 and quantised modules "
         "that the configuration describes can be computed with"));
@@ -363,9 +364,9 @@ void WeightBuilder::ReportUnused() {
     ++unused;
   }
   if (unused > 0)
-    weights_->warnings_.push_back(
-        absl::StrCat(unused, " tensor(s) of the checkpoint are not used by a ",
-                     config_.family, " model, the first is ", first->name));
+    weights_->warnings_.push_back(absl::StrCat(
+        unused, " tensor(s) of the checkpoint are not used by a ",
+        config_.family, " model, the first is ", Printable(first->name)));
 }
 
 }  // namespace quire

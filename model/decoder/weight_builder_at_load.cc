@@ -47,8 +47,8 @@ const char* LoadQuantizationName(LoadQuantization quantization) {
 
 absl::Status WeightBuilder::RefuseAtLoad(const TensorInfo& tensor) const {
   return absl::FailedPreconditionError(absl::StrCat(
-      checkpoint_.files()[tensor.file].path, ": ", tensor.name, " is ",
-      DTypeName(tensor.dtype), " and cannot be quantised to ",
+      checkpoint_.files()[tensor.file].path, ": ", Printable(tensor.name),
+      " is ", DTypeName(tensor.dtype), " and cannot be quantised to ",
       LoadQuantizationName(options_.quantization),
       " at load: only linears of F16, BF16 and F32 can; load it as it is"));
 }

@@ -8,6 +8,7 @@
 #include "model/decoder/weight_builder.h"
 #include "model/ops/planar_repack.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
@@ -23,11 +24,11 @@ struct MatrixSize {
 absl::Status CheckSize(const Checkpoint& checkpoint, const TensorInfo& codes,
                        MatrixSize actual, MatrixSize expected) {
   if (actual == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(checkpoint.files()[codes.file].path, ": ", codes.name,
-                   " is for ", actual.in_features, " inputs and ",
-                   actual.out_features, " outputs, the configuration says ",
-                   expected.in_features, " and ", expected.out_features));
+  return absl::InvalidArgumentError(absl::StrCat(
+      checkpoint.files()[codes.file].path, ": ", Printable(codes.name),
+      " is for ", actual.in_features, " inputs and ", actual.out_features,
+      " outputs, the configuration says ", expected.in_features, " and ",
+      expected.out_features));
 }
 
 }  // namespace
@@ -87,9 +88,9 @@ absl::Status WeightBuilder::DescribeQuantized(const ScaledModule& module,
                                               Linear* linear) {
   if (module.count != 1)
     return absl::UnimplementedError(absl::StrCat(
-        checkpoint_.files()[module.codes->file].path, ": ", module.codes->name,
-        " holds ", module.count, " experts, which a ", config_.family,
-        " model has no place for"));
+        checkpoint_.files()[module.codes->file].path, ": ",
+        Printable(module.codes->name), " holds ", module.count,
+        " experts, which a ", config_.family, " model has no place for"));
   QUIRE_RETURN_IF_ERROR(CheckSize(checkpoint_, *module.codes,
                                   {module.out_features, module.in_features},
                                   {out_features, in_features}));

@@ -32,7 +32,7 @@ absl::StatusOr<DType> DTypeOf(const Checkpoint& checkpoint) {
   if (name == "bfloat16") return DType::kBF16;
   if (name == "float16") return DType::kF16;
   if (name == "float32") return DType::kF32;
-  return fields.Error(field, absl::StrCat("is \"", name, "\""));
+  return fields.Error(field, absl::StrCat("is ", Quoted(name)));
 }
 
 class ShapeBuilder {

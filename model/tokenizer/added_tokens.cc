@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "model/tokenizer/unicode.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
@@ -66,9 +67,8 @@ absl::Status StringSet::Add(std::string_view text, TokenId id) {
     node = edge->second;
   }
   if (nodes_[node] != kNoToken) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("added tokens %d and %d are both \"%s\"", nodes_[node],
-                        id, std::string(text)));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "added tokens %d and %d are both %s", nodes_[node], id, Quoted(text)));
   }
   nodes_[node] = id;
   first_bytes_.set(static_cast<uint8_t>(text.front()));

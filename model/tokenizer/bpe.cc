@@ -10,6 +10,7 @@
 #include "model/tokenizer/byte_level.h"
 #include "model/tokenizer/unicode.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
@@ -129,7 +130,7 @@ absl::Status Bpe::ResolveSpecialTokens() {
     AppendUtf8(ByteLevelCharacter(static_cast<uint8_t>(byte)), &character);
     if (!Find(character)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "unk_token \"", *options_.unk_token, "\" is not in vocab"));
+          "unk_token ", Quoted(*options_.unk_token), " is not in vocab"));
     }
   }
   return absl::OkStatus();

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "model/tokenizer/unicode.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
@@ -26,8 +27,9 @@ absl::StatusOr<Bpe::Vocabulary> ParseVocabulary(const JsonReader& json) {
     const absl::StatusOr<int64_t> number =
         JsonReader(id, "").AsInteger(0, kMaxTokenId);
     if (!number.ok()) {
-      return field.Error(absl::StrCat(
-          "the id of \"", token, "\" is not a number from 0 to ", kMaxTokenId));
+      return field.Error(absl::StrCat("the id of ", Quoted(token),
+                                      " is not a number from 0 to ",
+                                      kMaxTokenId));
     }
     vocabulary.emplace_back(token, static_cast<TokenId>(*number));
   }
@@ -52,7 +54,7 @@ absl::StatusOr<Bpe::Merges> ParseMerges(const JsonReader& json) {
       if (space == std::string::npos ||
           text.find(' ', space + 1) != std::string::npos) {
         return field.Error(
-            absl::StrCat(where, ", \"", text, "\", is not two tokens"));
+            absl::StrCat(where, ", ", Quoted(text), ", is not two tokens"));
       }
       merges.emplace_back(text.substr(0, space), text.substr(space + 1));
     } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&

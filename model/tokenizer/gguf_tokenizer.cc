@@ -16,6 +16,7 @@
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/json_reader.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
 #include "quire/model/tokenizer.h"
 
 namespace quire {
@@ -200,7 +201,7 @@ class Converter {
       const auto [it, inserted] = vocab_.emplace(text, id);
       if (!inserted) {
         return metadata_.Error(absl::StrCat("tokenizer.ggml.tokens[", id,
-                                            "] is \"", text, "\", as is [",
+                                            "] is ", Quoted(text), ", as is [",
                                             it.value().get<size_t>(), "]"));
       }
       if (types == nullptr) continue;

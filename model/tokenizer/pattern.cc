@@ -141,8 +141,8 @@ absl::StatusOr<Pattern> Pattern::FromRegex(std::string_view pattern) {
     PCRE2_UCHAR message[256] = {};
     pcre2_get_error_message(error, message, sizeof(message));
     return absl::InvalidArgumentError(
-        absl::StrCat("pattern \"", std::string(pattern),
-                     "\": ", reinterpret_cast<const char*>(message)));
+        absl::StrCat("pattern ", Quoted(pattern), ": ",
+                     reinterpret_cast<const char*>(message)));
   }
   // Where there is no JIT, pcre2_match interprets.
   pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);

@@ -4,6 +4,7 @@
 
 #include "model/tokenizer/bpe.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 absl::StatusOr<std::vector<TokenId>> SpecialTokenIds(const JsonReader& json,
                                                      const std::string& name) {
   if (!json.Has("special_tokens") || !json.Field("special_tokens").Has(name)) {
-    return json.Error("special_tokens has no \"" + name + "\"");
+    return json.Error("special_tokens has no " + Quoted(name));
   }
   const JsonReader token = json.Field("special_tokens").Field(name);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<JsonReader> elements,
