@@ -13,11 +13,20 @@
 namespace quire {
 namespace {
 
+// Whether the runs lie in the tensor, none over another.
+bool LiesIn(const TensorSlice& slice, uint64_t tensor_size) {
+  if (slice.run == 0 || slice.count == 0) return true;
+  if (slice.count > 1 && slice.run > slice.stride) return false;
+  const auto last = CheckedMultiply(slice.count - 1, slice.stride);
+  const auto begin = last ? CheckedAdd(slice.offset, *last) : std::nullopt;
+  const auto end = begin ? CheckedAdd(*begin, slice.run) : std::nullopt;
+  return end && *end <= tensor_size;
+}
+
 absl::Status CheckPlacement(const Checkpoint& checkpoint,
-                            const TensorPlacement& placement) {
-  if (placement.tensor == nullptr)
-    return absl::InvalidArgumentError("a placement names no tensor");
-  const TensorInfo& tensor = *placement.tensor;
+                            const SlicePlacement& placement) {
+  const TensorSlice& slice = placement.slice;
+  const TensorInfo& tensor = *slice.tensor;
   if (tensor.file >= checkpoint.files().size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor ", Quoted(tensor.name), " lies in file ",
@@ -32,12 +41,27 @@ absl::Status CheckPlacement(const Checkpoint& checkpoint,
     return absl::InvalidArgumentError(absl::StrCat(
         where, " exceeds the file's ", file.size.value(), " bytes"));
   }
-  if (!tensor.size.zero() && (placement.destination.null() ||
-                              !CheckedAdd(placement.destination, tensor.size)))
+  if (!LiesIn(slice, tensor.size.value()))
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, " has no ", slice.count, " runs of ", slice.run, " bytes, ",
+        slice.stride, " apart, from byte ", slice.offset, " on"));
+  if (!slice.size().zero() &&
+      (placement.destination.null() ||
+       !CheckedAdd(placement.destination, slice.size())))
     return absl::InvalidArgumentError(
         absl::StrCat(where, " has no destination: it would go to address ",
                      placement.destination.value()));
   return absl::OkStatus();
+}
+
+// Runs without a gap are one.
+TensorSlice Joined(TensorSlice slice) {
+  if (slice.count > 1 && slice.run == slice.stride) {
+    slice.run = slice.size().value();
+    slice.stride = slice.run;
+    slice.count = 1;
+  }
+  return slice;
 }
 
 }  // namespace
@@ -45,28 +69,43 @@ absl::Status CheckPlacement(const Checkpoint& checkpoint,
 absl::StatusOr<ChunkPlan> ChunkPlan::Create(
     const Checkpoint& checkpoint, std::span<const TensorPlacement> placements,
     Bytes chunk_size, LoadOrder order) {
+  std::vector<SlicePlacement> whole;
+  whole.reserve(placements.size());
+  for (const TensorPlacement& placement : placements) {
+    if (placement.tensor == nullptr)
+      return absl::InvalidArgumentError("a placement names no tensor");
+    whole.push_back({WholeTensor(placement.tensor), placement.destination});
+  }
+  return Create(checkpoint, whole, chunk_size, order);
+}
+
+absl::StatusOr<ChunkPlan> ChunkPlan::Create(
+    const Checkpoint& checkpoint, std::span<const SlicePlacement> placements,
+    Bytes chunk_size, LoadOrder order) {
   std::vector<Step> steps;
   steps.reserve(placements.size());
   std::vector<size_t> steps_in_file(checkpoint.files().size());
   Bytes total;
-  for (const TensorPlacement& placement : placements) {
+  for (const SlicePlacement& placement : placements) {
+    const TensorSlice& slice = placement.slice;
+    if (slice.tensor == nullptr) continue;
     QUIRE_RETURN_IF_ERROR(CheckPlacement(checkpoint, placement));
-    if (placement.tensor->size.zero()) continue;
-    const auto sum = CheckedAdd(total, placement.tensor->size);
+    if (slice.size().zero()) continue;
+    const auto sum = CheckedAdd(total, slice.size());
     if (!sum)
       return absl::InvalidArgumentError("the placements exceed 2^64 bytes");
     total = *sum;
-    steps.push_back(
-        {placement, static_cast<size_t>(&placement - placements.data())});
-    ++steps_in_file[placement.tensor->file];
+    steps.push_back({{Joined(slice), placement.destination},
+                     static_cast<size_t>(&placement - placements.data())});
+    ++steps_in_file[slice.tensor->file];
   }
   if (order == LoadOrder::kFile) {
-    std::sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) {
-      const TensorPlacement& one = a.placement;
-      const TensorPlacement& two = b.placement;
-      return std::tie(one.tensor->file, one.tensor->offset, one.destination) <
-             std::tie(two.tensor->file, two.tensor->offset, two.destination);
-    });
+    const auto key = [](const Step& step) {
+      return std::tuple(step.slice().tensor->file, step.begin(),
+                        step.placement.destination);
+    };
+    std::sort(steps.begin(), steps.end(),
+              [&](const Step& a, const Step& b) { return key(a) < key(b); });
   }
   return ChunkPlan(std::move(steps), std::move(steps_in_file),
                    placements.size(), chunk_size, total);
@@ -82,35 +121,63 @@ ChunkPlan::ChunkPlan(std::vector<Step> steps, std::vector<size_t> steps_in_file,
 
 std::optional<Chunk> ChunkPlan::Next() {
   if (step_ == steps_.size()) return std::nullopt;
-  const TensorInfo& first = *steps_[step_].placement.tensor;
+  const TensorSlice& first = steps_[step_].slice();
   Chunk chunk;
   chunk.index = chunks_++;
-  chunk.file = first.file;
-  chunk.offset = first.offset + offset_in_tensor_;
-  const uint64_t limit = chunk_size_ - chunk.offset % chunk_size_;
-  while (step_ < steps_.size() && chunk.size < limit) {
-    const TensorPlacement& placement = steps_[step_].placement;
-    const TensorInfo& tensor = *placement.tensor;
-    if (tensor.file != chunk.file ||
-        tensor.offset + offset_in_tensor_ != chunk.offset + chunk.size)
-      break;
-    const uint64_t size =
-        std::min(tensor.size.value() - offset_in_tensor_, limit - chunk.size);
-    chunk.pieces.push_back(
-        {&tensor, chunk.size, size,
-         DeviceAddress(placement.destination.value() + offset_in_tensor_)});
-    chunk.size += size;
-    offset_in_tensor_ += size;
-    if (offset_in_tensor_ == tensor.size.value()) {
-      offset_in_tensor_ = 0;
-      ++step_;
-      --steps_in_file_[chunk.file];
-    }
+  chunk.file = first.tensor->file;
+  if (first.count > 1) {
+    TakeRuns(&chunk);
+  } else {
+    TakeSideBySide(&chunk);
   }
   chunk.last_of_file = steps_in_file_[chunk.file] == 0;
   chunk.placements_done =
       step_ == steps_.size() ? placements_ : steps_[step_].number;
   return chunk;
+}
+
+void ChunkPlan::TakeRuns(Chunk* chunk) {
+  const Step& step = steps_[step_];
+  const TensorSlice& slice = step.slice();
+  const uint64_t in_run = offset_in_slice_ % slice.run;
+  chunk->offset =
+      step.begin() + offset_in_slice_ / slice.run * slice.stride + in_run;
+  chunk->size = std::min(slice.size().value() - offset_in_slice_, chunk_size_);
+  chunk->first_run = std::min<uint64_t>(slice.run - in_run, chunk->size);
+  chunk->run = slice.run;
+  chunk->stride = slice.stride;
+  chunk->pieces.push_back(
+      {slice.tensor, 0, chunk->size,
+       DeviceAddress(step.placement.destination.value() + offset_in_slice_)});
+  offset_in_slice_ += chunk->size;
+  if (offset_in_slice_ == slice.size().value()) FinishStep();
+}
+
+void ChunkPlan::TakeSideBySide(Chunk* chunk) {
+  chunk->offset = steps_[step_].begin() + offset_in_slice_;
+  const uint64_t limit = chunk_size_ - chunk->offset % chunk_size_;
+  while (step_ < steps_.size() && chunk->size < limit) {
+    const Step& step = steps_[step_];
+    const TensorSlice& slice = step.slice();
+    if (slice.count > 1 || slice.tensor->file != chunk->file ||
+        step.begin() + offset_in_slice_ != chunk->offset + chunk->size)
+      break;
+    const uint64_t size =
+        std::min(slice.run - offset_in_slice_, limit - chunk->size);
+    chunk->pieces.push_back(
+        {slice.tensor, chunk->size, size,
+         DeviceAddress(step.placement.destination.value() + offset_in_slice_)});
+    chunk->size += size;
+    offset_in_slice_ += size;
+    if (offset_in_slice_ == slice.run) FinishStep();
+  }
+  chunk->first_run = chunk->size;
+}
+
+void ChunkPlan::FinishStep() {
+  --steps_in_file_[steps_[step_].slice().tensor->file];
+  offset_in_slice_ = 0;
+  ++step_;
 }
 
 }  // namespace quire

@@ -158,6 +158,10 @@ class StreamingLoad {
   // ---- The reader threads ----
   void ReadChunks() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status ReadChunk(size_t buffer, StagedChunk* staged);
+  // The bytes of the file from `offset` on, which are those of the chunk from
+  // `at` on.
+  absl::Status ReadRun(const PosixFile& file, const Chunk& chunk,
+                       uint64_t offset, std::span<std::byte> bytes, size_t at);
 
   const StreamingOptions& options_;
   const Bytes total_;
@@ -361,25 +365,15 @@ absl::Status StreamingLoad::ReadChunk(size_t buffer, StagedChunk* staged) {
   const Chunk& chunk = staged->chunk;
   QUIRE_ASSIGN_OR_RETURN(const PosixFile* file, files_.Get(chunk.file));
   QUIRE_ASSIGN_OR_RETURN(std::byte * memory, ring_.Acquire(buffer));
-  const auto got = file->ReadUpTo(chunk.offset, {memory, chunk.size}, &stop_);
-  if (!got.ok()) {
-    return absl::Status(
-        got.status().code(),
-        absl::StrCat(got.status().message(), " (tensor ",
-                     Quoted(chunk.pieces.front().tensor->name), ")"));
-  }
-  if (*got < chunk.size) {
-    const auto piece = std::find_if(
-        chunk.pieces.begin(), chunk.pieces.end(),
-        [&](const ChunkPiece& p) { return *got < p.offset_in_chunk + p.size; });
-    return absl::DataLossError(absl::StrCat(
-        file->display_name(),
-        ": the file became shorter while it was being read: it ends at byte ",
-        chunk.offset + *got, ", inside tensor ", Quoted(piece->tensor->name),
-        " (", piece->tensor->size.value(), " bytes at ", piece->tensor->offset,
-        ")"));
-  }
-  file->DropCache(chunk.offset, chunk.size);
+  absl::Status status;
+  uint64_t end = chunk.offset;
+  ForEachRun(chunk, [&](uint64_t offset, size_t at, uint64_t size) {
+    if (!status.ok()) return;
+    status = ReadRun(*file, chunk, offset, {memory + at, size}, at);
+    end = offset + size;
+  });
+  QUIRE_RETURN_IF_ERROR(status);
+  file->DropCache(chunk.offset, end - chunk.offset);
   if (options_.checksum) {
     staged->crc32.reserve(chunk.pieces.size());
     for (const ChunkPiece& piece : chunk.pieces) {
@@ -391,18 +385,59 @@ absl::Status StreamingLoad::ReadChunk(size_t buffer, StagedChunk* staged) {
   return absl::OkStatus();
 }
 
-}  // namespace
+absl::Status StreamingLoad::ReadRun(const PosixFile& file, const Chunk& chunk,
+                                    uint64_t offset, std::span<std::byte> bytes,
+                                    size_t at) {
+  const auto got = file.ReadUpTo(offset, bytes, &stop_);
+  if (!got.ok()) {
+    return absl::Status(
+        got.status().code(),
+        absl::StrCat(got.status().message(), " (tensor ",
+                     Quoted(chunk.pieces.front().tensor->name), ")"));
+  }
+  if (*got == bytes.size()) return absl::OkStatus();
+  const auto piece = std::find_if(
+      chunk.pieces.begin(), chunk.pieces.end(), [&](const ChunkPiece& p) {
+        return at + *got < p.offset_in_chunk + p.size;
+      });
+  return absl::DataLossError(absl::StrCat(
+      file.display_name(),
+      ": the file became shorter while it was being read: it ends at byte ",
+      offset + *got, ", inside tensor ", Quoted(piece->tensor->name), " (",
+      piece->tensor->size.value(), " bytes at ", piece->tensor->offset, ")"));
+}
 
-absl::StatusOr<LoadReport> StreamTensors(
-    Driver* driver, DeviceId device, const Checkpoint& checkpoint,
-    std::span<const TensorPlacement> placements,
-    const StreamingOptions& options) {
+template <typename Placement>
+absl::StatusOr<LoadReport> Stream(Driver* driver, DeviceId device,
+                                  const Checkpoint& checkpoint,
+                                  std::span<const Placement> placements,
+                                  const StreamingOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckOptions(options));
   QUIRE_ASSIGN_OR_RETURN(ChunkPlan plan,
                          ChunkPlan::Create(checkpoint, placements,
                                            options.buffer_size, options.order));
   StreamingLoad load(driver, device, checkpoint, std::move(plan), options);
-  QUIRE_ASSIGN_OR_RETURN(LoadReport report, load.Run());
+  return load.Run();
+}
+
+}  // namespace
+
+absl::StatusOr<LoadReport> StreamSlices(
+    Driver* driver, DeviceId device, const Checkpoint& checkpoint,
+    std::span<const SlicePlacement> placements,
+    const StreamingOptions& options) {
+  if (options.checksum)
+    return absl::InvalidArgumentError(
+        "checksums are of whole tensors, and slices are parts of them");
+  return Stream(driver, device, checkpoint, placements, options);
+}
+
+absl::StatusOr<LoadReport> StreamTensors(
+    Driver* driver, DeviceId device, const Checkpoint& checkpoint,
+    std::span<const TensorPlacement> placements,
+    const StreamingOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(LoadReport report, Stream(driver, device, checkpoint,
+                                                   placements, options));
   if (options.checksum) {
     for (const TensorPlacement& placement : placements)
       if (placement.tensor->size.zero()) report.crc32[placement.tensor->name];

@@ -45,6 +45,7 @@ class LoadTarget {
   ~LoadTarget();
 
   TestDriver* driver() { return driver_.get(); }
+  DeviceAddress base() const { return base_; }
   // Places the tensors of `checkpoint` in a shuffled order, at odd distances.
   std::vector<TensorPlacement> PlaceAll(const Checkpoint& checkpoint);
   // Expects that every placement holds its tensor's bytes and that no byte

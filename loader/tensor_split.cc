@@ -91,15 +91,6 @@ TensorSlice Columns(const Tables& tables, Range bytes) {
           .count = tables.count * tables.rows};
 }
 
-TensorSlice Whole(const TensorInfo* tensor) {
-  if (tensor == nullptr) return {};
-  return {.tensor = tensor,
-          .offset = 0,
-          .run = tensor->size.value(),
-          .stride = tensor->size.value(),
-          .count = 1};
-}
-
 // Bytes of `elements` plain elements.
 uint64_t ElementBytes(DType dtype, uint64_t elements) {
   return elements * (BlockBits(dtype) / 8);
@@ -114,7 +105,7 @@ TensorSlice Bias(const TensorInfo* bias, uint64_t count, uint64_t out_features,
                  SplitAxis axis, Range share) {
   if (bias == nullptr) return {};
   if (axis == SplitAxis::kInputs)
-    return share.begin == 0 ? Whole(bias) : TensorSlice{};
+    return share.begin == 0 ? WholeTensor(bias) : TensorSlice{};
   return Columns({bias, 1, count, ElementBytes(bias->dtype, out_features)},
                  Scaled(share, ElementBytes(bias->dtype, 1)));
 }
@@ -196,8 +187,8 @@ void SliceScaledOutputs(const ScaledModule& m, Range outputs,
                         LinearShard* shard) {
   shard->codes = Rows({m.codes, m.count, m.out_features, m.row_bytes}, outputs);
   shard->row_bytes = m.row_bytes;
-  shard->scales = Whole(m.scales);
-  shard->zeros = Whole(m.zeros);
+  shard->scales = WholeTensor(m.scales);
+  shard->zeros = WholeTensor(m.zeros);
   if (m.scale_rows() == 1) return;
   const Range rows = {outputs.begin / m.block_rows,
                       CeilDivide(outputs.end, m.block_rows)};
@@ -274,9 +265,9 @@ absl::StatusOr<std::vector<LinearShard>> SplitLinear(
     LinearShard shard =
         Sizes(share, rule, module.in_features, module.out_features);
     if (shares.size() == 1) {
-      shard.codes = Whole(module.qweight);
-      shard.zeros = Whole(module.qzeros);
-      shard.scales = Whole(module.scales);
+      shard.codes = WholeTensor(module.qweight);
+      shard.zeros = WholeTensor(module.qzeros);
+      shard.scales = WholeTensor(module.scales);
       shard.groups = module.groups;
       shard.group_of_input = group_of_input;
     } else if (rule.axis == SplitAxis::kOutputs) {
@@ -311,10 +302,10 @@ absl::StatusOr<std::vector<LinearShard>> SplitLinear(
         Sizes(share, rule, module.in_features, module.out_features);
     Range columns = {0, module.scale_columns()};
     if (shares.size() == 1) {
-      shard.codes = Whole(module.codes);
+      shard.codes = WholeTensor(module.codes);
       shard.row_bytes = module.row_bytes;
-      shard.scales = Whole(module.scales);
-      shard.zeros = Whole(module.zeros);
+      shard.scales = WholeTensor(module.scales);
+      shard.zeros = WholeTensor(module.zeros);
       shard.group_of_input = column_of_input;
     } else if (rule.axis == SplitAxis::kOutputs) {
       SliceScaledOutputs(module, share, &shard);
@@ -367,11 +358,11 @@ absl::StatusOr<std::vector<LinearShard>> SplitLinear(
     const Tables rows = {&weight, 1, out_features, row_bytes};
     shard.row_bytes = row_bytes;
     if (shares.size() == 1) {
-      shard.codes = Whole(&weight);
+      shard.codes = WholeTensor(&weight);
     } else if (rule.axis == SplitAxis::kOutputs) {
       shard.codes = Rows(rows, share);
     } else if (rounded_whole) {
-      shard.codes = Whole(&weight);
+      shard.codes = WholeTensor(&weight);
       shard.rounded_first = true;
     } else {
       const uint64_t block = BlockElements(weight.dtype);

@@ -2,8 +2,9 @@
 //
 // Every linear of every golden case is decoded from its whole tensors, element
 // by element, and so is every share from its slices alone, as a linear of its
-// own. The elements agree exactly, and so do the products: one after the other
-// where outputs are split, added where inputs are.
+// own; of two ranks they pass through the ring of a load. The elements agree
+// exactly, and so do the products: one after the other where outputs are split,
+// added where inputs are.
 
 #include "quire/loader/tensor_split.h"
 
@@ -21,8 +22,10 @@
 #include <utility>
 #include <vector>
 
+#include "loader/streaming_test_util.h"
 #include "loader/tensors_test_util.h"
 #include "quire/loader/quantization.h"
+#include "quire/loader/streaming_loader.h"
 #include "quire/model/ops.h"
 
 namespace quire {
@@ -60,13 +63,54 @@ struct Stored {
   std::vector<uint32_t> group_of_input = {};
 };
 
-Stored Shard(const Checkpoint& checkpoint, const LinearShard& shard) {
+// Loads the slices side by side, but for gaps, through a ring whose buffers end
+// in the middle of runs.
+std::vector<ByteVector> Stream(const Checkpoint& checkpoint,
+                               const std::vector<TensorSlice>& slices,
+                               LoadTarget* target) {
+  std::vector<SlicePlacement> placements;
+  uint64_t end = target->base().value();
+  uint64_t total = 0;
+  for (const TensorSlice& slice : slices) {
+    placements.push_back({slice, DeviceAddress(end)});
+    end += slice.size().value() + 5;
+    total += slice.size().value();
+  }
+  StreamingOptions options;
+  options.buffers = 2;
+  options.buffer_size = Bytes(1000);
+  const auto report = StreamSlices(target->driver(), DeviceId(0), checkpoint,
+                                   placements, options);
+  EXPECT_TRUE(report.ok()) << report.status();
+  if (report.ok()) {
+    EXPECT_EQ(report->bytes, Bytes(total));
+  }
+  std::vector<ByteVector> loaded;
+  for (const SlicePlacement& placement : placements) {
+    const auto* const bytes = placement.destination.host_pointer<std::byte>();
+    loaded.emplace_back(bytes, bytes + placement.slice.size().value());
+  }
+  return loaded;
+}
+
+// A null target: the slices are read, not loaded, which takes less time.
+Stored Shard(const Checkpoint& checkpoint, const LinearShard& shard,
+             LoadTarget* target) {
+  const std::vector<TensorSlice> slices = {shard.codes, shard.scales,
+                                           shard.zeros, shard.bias};
+  std::vector<ByteVector> loaded;
+  if (target != nullptr) {
+    loaded = Stream(checkpoint, slices, target);
+  } else {
+    for (const TensorSlice& slice : slices)
+      loaded.push_back(Read(checkpoint, slice));
+  }
   return {.in_features = shard.in_features,
           .out_features = shard.out_features,
-          .codes = Read(checkpoint, shard.codes),
-          .scales = Read(checkpoint, shard.scales),
-          .zeros = Read(checkpoint, shard.zeros),
-          .bias = Read(checkpoint, shard.bias),
+          .codes = std::move(loaded[0]),
+          .scales = std::move(loaded[1]),
+          .zeros = std::move(loaded[2]),
+          .bias = std::move(loaded[3]),
           .row_bytes = shard.row_bytes,
           .groups = shard.groups,
           .group_of_input = shard.group_of_input};
@@ -238,8 +282,11 @@ void ExpectPartsMakeWhole(const Numbers& whole,
     EXPECT_NEAR(actual[n], expected[n], 1e-9 * (1 + std::abs(expected[n])));
 }
 
-// How many linears were split and checked, by format and axis.
-using Counts = std::map<std::pair<std::string, SplitAxis>, int>;
+struct Trial {
+  LoadTarget target{MiB(1)};
+  // How many linears were split and checked, by format and axis.
+  std::map<std::pair<std::string, SplitAxis>, int> counts;
+};
 
 // Splits one linear in every way; what cannot be split must say so.
 template <typename Module>
@@ -247,7 +294,7 @@ void CheckLinear(
     const Checkpoint& checkpoint, const Module& module, const std::string& name,
     const std::string& format,
     const std::function<std::vector<Numbers>(const Stored&)>& decode,
-    const std::vector<Numbers>& whole, Counts* counts) {
+    const std::vector<Numbers>& whole, Trial* trial) {
   for (const SplitAxis axis : {SplitAxis::kOutputs, SplitAxis::kInputs}) {
     for (const uint32_t ranks : {1u, 2u, 3u, 4u}) {
       const auto shards =
@@ -261,7 +308,8 @@ void CheckLinear(
       ASSERT_EQ(shards->size(), ranks);
       std::vector<std::vector<Numbers>> parts(whole.size());
       for (const LinearShard& shard : *shards) {
-        std::vector<Numbers> decoded = decode(Shard(checkpoint, shard));
+        std::vector<Numbers> decoded = decode(
+            Shard(checkpoint, shard, ranks == 2 ? &trial->target : nullptr));
         ASSERT_EQ(decoded.size(), whole.size());
         for (size_t i = 0; i < decoded.size(); ++i)
           parts[i].push_back(std::move(decoded[i]));
@@ -269,13 +317,13 @@ void CheckLinear(
       for (size_t i = 0; i < whole.size(); ++i)
         ExpectPartsMakeWhole(whole[i], *shards, parts[i], axis,
                              name + " over " + std::to_string(ranks));
-      if (ranks > 1) ++(*counts)[{format, axis}];
+      if (ranks > 1) ++trial->counts[{format, axis}];
     }
   }
 }
 
 void CheckGptq(const Checkpoint& checkpoint, const QuantizedModules& quantized,
-               Counts* counts) {
+               Trial* trial) {
   for (const GptqModule& module : quantized.gptq) {
     const auto group_of_input = ReadGroupIndex(checkpoint, module);
     ASSERT_TRUE(group_of_input.ok());
@@ -297,12 +345,12 @@ void CheckGptq(const Checkpoint& checkpoint, const QuantizedModules& quantized,
                 std::string(QuantizationMethodName(quantized.method)) +
                     std::to_string(module.settings.bits) +
                     (act_order ? " act-order" : ""),
-                decode, decode(whole), counts);
+                decode, decode(whole), trial);
   }
 }
 
 void CheckScaled(const Checkpoint& checkpoint,
-                 const QuantizedModules& quantized, Counts* counts) {
+                 const QuantizedModules& quantized, Trial* trial) {
   for (const ScaledModule& module : quantized.scaled) {
     const auto columns = ReadScaleColumns(checkpoint, module);
     ASSERT_TRUE(columns.ok());
@@ -325,7 +373,7 @@ void CheckScaled(const Checkpoint& checkpoint,
                 std::string(QuantizationMethodName(quantized.method)) + " " +
                     CodeKindName(module.kind) +
                     (columns->empty() ? "" : " act-order"),
-                decode, decode(whole), counts);
+                decode, decode(whole), trial);
   }
 }
 
@@ -335,7 +383,7 @@ bool IsPlain(const TensorInfo& tensor) {
           tensor.dtype == DType::kBF16 || BlockElements(tensor.dtype) > 1);
 }
 
-void CheckPlain(const Checkpoint& checkpoint, Counts* counts) {
+void CheckPlain(const Checkpoint& checkpoint, Trial* trial) {
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     if (!IsPlain(tensor)) continue;
     std::string bias = tensor.name;
@@ -349,12 +397,12 @@ void CheckPlain(const Checkpoint& checkpoint, Counts* counts) {
                           .codes = Read(checkpoint, &tensor),
                           .bias = Read(checkpoint, linear.bias)};
     CheckLinear(checkpoint, linear, tensor.name, DTypeName(tensor.dtype),
-                decode, decode(whole), counts);
+                decode, decode(whole), trial);
   }
 }
 
 TEST(TensorSplitTest, SharesOfEveryFormatMakeTheWhole) {
-  Counts counts;
+  Trial trial;
   for (const auto& entry : std::filesystem::directory_iterator(
            std::filesystem::path(QUIRE_SOURCE_DIR) / "tests/golden")) {
     if (!std::filesystem::exists(entry.path() / "config.json") &&
@@ -367,9 +415,9 @@ TEST(TensorSplitTest, SharesOfEveryFormatMakeTheWhole) {
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     const auto quantized = FindQuantizedModules(**checkpoint);
     ASSERT_TRUE(quantized.ok()) << quantized.status();
-    CheckGptq(**checkpoint, *quantized, &counts);
-    CheckScaled(**checkpoint, *quantized, &counts);
-    CheckPlain(**checkpoint, &counts);
+    CheckGptq(**checkpoint, *quantized, &trial);
+    CheckScaled(**checkpoint, *quantized, &trial);
+    CheckPlain(**checkpoint, &trial);
   }
   for (const char* format :
        {"gptq2", "gptq3", "gptq4", "gptq4 act-order", "gptq8", "awq4",
@@ -377,7 +425,7 @@ TEST(TensorSplitTest, SharesOfEveryFormatMakeTheWhole) {
         "compressed-tensors INT4 act-order", "compressed-tensors INT8",
         "mxfp4 F4_E2M1", "F32", "F16", "BF16"}) {
     for (const SplitAxis axis : {SplitAxis::kOutputs, SplitAxis::kInputs})
-      EXPECT_GT((counts[{format, axis}]), 0)
+      EXPECT_GT((trial.counts[{format, axis}]), 0)
           << format << " along "
           << (axis == SplitAxis::kOutputs ? "outputs" : "inputs");
   }

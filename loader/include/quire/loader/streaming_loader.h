@@ -24,6 +24,7 @@
 #include "quire/alloc/driver.h"
 #include "quire/alloc/units.h"
 #include "quire/loader/checkpoint.h"
+#include "quire/loader/tensor_slice.h"
 
 namespace quire {
 
@@ -77,6 +78,13 @@ struct TensorPlacement {
   DeviceAddress destination;
 };
 
+// Where the bytes of a slice go, its runs one behind the other. The destination
+// holds slice.size() bytes; a slice of nothing needs none.
+struct SlicePlacement {
+  TensorSlice slice;
+  DeviceAddress destination;
+};
+
 struct LoadReport {
   Bytes bytes;
   double seconds = 0;
@@ -94,6 +102,15 @@ struct LoadReport {
 absl::StatusOr<LoadReport> StreamTensors(
     Driver* driver, DeviceId device, const Checkpoint& checkpoint,
     std::span<const TensorPlacement> placements,
+    const StreamingOptions& options = {});
+
+// The same for parts of tensors: what one rank takes of linears that several
+// compute together (tensor_split.h). No other byte is read. Runs of a few KiB
+// cost a call of the system each. REQUIRES: options.checksum is not set, as
+// checksums are of whole tensors.
+absl::StatusOr<LoadReport> StreamSlices(
+    Driver* driver, DeviceId device, const Checkpoint& checkpoint,
+    std::span<const SlicePlacement> placements,
     const StreamingOptions& options = {});
 
 // The checksums in a folder's manifest.json, by tensor name, as

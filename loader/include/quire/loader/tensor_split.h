@@ -31,6 +31,7 @@
 #include "quire/loader/checkpoint.h"
 #include "quire/loader/gptq.h"
 #include "quire/loader/scaled_modules.h"
+#include "quire/loader/tensor_slice.h"
 
 namespace quire {
 
@@ -42,19 +43,6 @@ struct SplitRule {
   // A share is a multiple of this as well: of the head size, for what goes into
   // heads or comes out of them.
   uint64_t unit = 1;
-};
-
-// `count` runs of `run` bytes of a tensor, the first one at `offset` in it,
-// each `stride` behind the one before.
-struct TensorSlice {
-  const TensorInfo* tensor = nullptr;  // null: the rank has nothing of it
-  uint64_t offset = 0;
-  uint64_t run = 0;
-  uint64_t stride = 0;
-  uint64_t count = 0;
-
-  // Never more than the tensor's.
-  Bytes size() const { return Bytes(run * count); }
 };
 
 // A linear that is stored as it is, or rounded as it is loaded.
@@ -72,6 +60,7 @@ struct LinearShard {
   uint64_t end = 0;
   uint64_t in_features = 0;
   uint64_t out_features = 0;
+  // Null where the rank has nothing of it. StreamSlices loads them.
   TensorSlice codes;  // or plain weights
   TensorSlice scales;
   TensorSlice zeros;
