@@ -28,13 +28,19 @@ absl::StatusOr<bool> GetBool(const JsonFields& fields, std::string_view field) {
   return fields.GetBool(field);
 }
 
-absl::StatusOr<GptqSettings> ParseDefaults(const JsonFields& fields, bool awq) {
+absl::StatusOr<GptqSettings> ParseDefaults(const JsonFields& fields,
+                                           GptqPacking packing) {
+  const bool awq = packing == GptqPacking::kAwq;
+  const bool planar = packing == GptqPacking::kPlanar;
   GptqSettings settings;
   // AWQ has zero points unless it says that it has none.
   settings.sym = !awq;
-  QUIRE_ASSIGN_OR_RETURN(settings.bits,
-                         GetAliasOr(fields, {"bits", "wbits", "w_bit"},
-                                    settings.bits, GetGptqBits));
+  QUIRE_ASSIGN_OR_RETURN(
+      settings.bits,
+      GetAliasOr(fields, {"bits", "wbits", "w_bit"}, settings.bits,
+                 [planar](const JsonFields& f, std::string_view field) {
+                   return GetGptqBits(f, field, planar);
+                 }));
   QUIRE_ASSIGN_OR_RETURN(
       settings.group_size,
       GetAliasOr(fields, {"group_size", "groupsize", "q_group_size"},
@@ -88,7 +94,8 @@ absl::StatusOr<GptqConfig> GptqConfig::Parse(const Checkpoint& checkpoint) {
     if (layout == "gptq_p") config.packing_ = GptqPacking::kPlanar;
     config.zeros_are_v2_ = layout != "gptq";
   }
-  QUIRE_ASSIGN_OR_RETURN(config.defaults_, ParseDefaults(fields, awq));
+  QUIRE_ASSIGN_OR_RETURN(config.defaults_,
+                         ParseDefaults(fields, config.packing_));
 
   QUIRE_ASSIGN_OR_RETURN(auto per_module, OneCompSettings::Parse(fields));
   config.per_module_ =
@@ -99,7 +106,8 @@ absl::StatusOr<GptqConfig> GptqConfig::Parse(const Checkpoint& checkpoint) {
                            fields.GetObject("dynamic"));
     QUIRE_ASSIGN_OR_RETURN(
         overrides,
-        GptqOverrides::Parse(dynamic, checkpoint.dynamic_patterns()));
+        GptqOverrides::Parse(dynamic, checkpoint.dynamic_patterns(),
+                             config.packing_ == GptqPacking::kPlanar));
   }
   config.overrides_ =
       std::make_shared<const GptqOverrides>(std::move(overrides));

@@ -126,8 +126,8 @@ TEST_F(GptqConfigTest, RefusesOtherFormatsByName) {
       {R"({"quant_method":"mdbf"})", "multi-level"},
       {R"({"quant_method":"intel/auto-round"})", "auto_gptq"},
       {R"({"quant_method":"made-up"})", "not a known quantisation format"},
-      {R"({"quant_method":"gptq","checkpoint_format":"gptq_p","bits":5})",
-       "only the planar format has"},
+      {R"({"quant_method":"gptq","checkpoint_format":"gptq_p","bits":9})",
+       "the planar format has 2 to 8"},
       {R"({"quant_method":"gptq","format":"marlin"})", "Marlin"},
       {R"({"is_marlin_format":true})", "Marlin"},
       {R"({"checkpoint_format":"bitblas"})", "BitBLAS"},
@@ -183,6 +183,17 @@ TEST_F(GptqConfigTest, ThePlanarLayoutStoresZerosAsTheyAre) {
   EXPECT_EQ(config.packing(), GptqPacking::kPlanar);
   EXPECT_TRUE(config.zeros_are_v2());
   EXPECT_EQ(config.defaults().bits, 3);
+}
+
+TEST_F(GptqConfigTest, ThePlanarLayoutHasEveryWidth) {
+  for (int bits = 2; bits <= 8; ++bits) {
+    const std::string text = std::to_string(bits);
+    const GptqConfig config = Parsed(
+        R"({"checkpoint_format":"gptq_p","bits":)" + text +
+        R"(,"dynamic":{"a":{"bits":)" + std::to_string(10 - bits) + "}}}");
+    EXPECT_EQ(config.defaults().bits, bits);
+    EXPECT_EQ(Module(config, "a").bits, 10 - bits);
+  }
 }
 
 TEST_F(GptqConfigTest, TheOrderOfOverlappingPatternsIsThatOfTheFile) {

@@ -25,8 +25,12 @@ absl::Status ReadOptional(absl::StatusOr<T> value, std::optional<T>* out) {
 }  // namespace
 
 absl::StatusOr<int> GetGptqBits(const JsonFields& fields,
-                                std::string_view field) {
+                                std::string_view field, bool planar) {
   QUIRE_ASSIGN_OR_RETURN(const uint64_t bits, fields.GetUint(field));
+  if (planar && bits >= 2 && bits <= 8) return static_cast<int>(bits);
+  if (planar)
+    return fields.Error(
+        field, absl::StrCat("is ", bits, "; the planar format has 2 to 8"));
   if (bits == 5 || bits == 6 || bits == 7)
     return fields.Error(field,
                         absl::StrCat("is ", bits,
@@ -48,7 +52,8 @@ absl::StatusOr<int64_t> GetGptqGroupSize(const JsonFields& fields,
 }
 
 absl::StatusOr<GptqOverrides> GptqOverrides::Parse(
-    const JsonFields& dynamic, const std::vector<std::string>& order) {
+    const JsonFields& dynamic, const std::vector<std::string>& order,
+    bool planar) {
   GptqOverrides result;
   result.where_ = dynamic.where();
   for (const std::string& text : order) {
@@ -61,7 +66,7 @@ absl::StatusOr<GptqOverrides> GptqOverrides::Parse(
       QUIRE_ASSIGN_OR_RETURN(const JsonFields settings,
                              dynamic.GetObject(text));
       QUIRE_RETURN_IF_ERROR(
-          ReadOptional(GetGptqBits(settings, "bits"), &entry.bits));
+          ReadOptional(GetGptqBits(settings, "bits", planar), &entry.bits));
       QUIRE_RETURN_IF_ERROR(ReadOptional(
           GetGptqGroupSize(settings, "group_size"), &entry.group_size));
       QUIRE_RETURN_IF_ERROR(

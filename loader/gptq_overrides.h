@@ -23,7 +23,7 @@ namespace quire {
 // Values that a file gives for bits and group size, checked. kNotFound where
 // the field is absent.
 absl::StatusOr<int> GetGptqBits(const JsonFields& fields,
-                                std::string_view field);
+                                std::string_view field, bool planar = false);
 absl::StatusOr<int64_t> GetGptqGroupSize(const JsonFields& fields,
                                          std::string_view field);
 
@@ -33,7 +33,8 @@ class GptqOverrides {
  public:
   // `dynamic` is the object, `order` its keys in the order of the file.
   static absl::StatusOr<GptqOverrides> Parse(
-      const JsonFields& dynamic, const std::vector<std::string>& order);
+      const JsonFields& dynamic, const std::vector<std::string>& order,
+      bool planar);
 
   // `settings` as the first match changes them; nullopt where it says that the
   // module is not quantised.

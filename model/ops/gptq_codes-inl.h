@@ -96,18 +96,19 @@ struct Unpacker<8> {
   }
 };
 
-// Four consecutive codes are 12 bits of the 96; VBMI spreads them over bytes.
-template <>
-struct Unpacker<3> {
-  static constexpr size_t kStepWords = 3;
+// For other widths: four consecutive codes, which may go on in the next word;
+// VBMI spreads them over bytes.
+template <int kBits>
+struct StringUnpacker {
+  static constexpr size_t kStepWords = kBits;
   static constexpr size_t kStepDots = 8;
 
   template <size_t kDot>
   static HWY_INLINE VU Dot(const VU* words) {
-    constexpr int kFirst = 12 * kDot;
+    constexpr int kFirst = 4 * kBits * kDot;
     constexpr int kWord = kFirst / 32;
     constexpr int kBit = kFirst % 32;
-    if constexpr (kBit <= 20) {
+    if constexpr (kBit + 4 * kBits <= 32) {
       return Spread<kBit>(words[kWord].raw);
     } else {
       return Spread<0>(
@@ -118,18 +119,29 @@ struct Unpacker<3> {
   static constexpr UnitOrder Order() { return Unpacker<8>::Order(); }
 
  private:
-  // The bytes of a lane: 8 bits each, from bits kBit, kBit + 3, kBit + 6 and
-  // kBit + 9 on. The instruction counts bits in lanes of 64.
+  // The bytes of a lane: 8 bits each, from bit kBit on and every kBits-th. The
+  // instruction counts bits in lanes of 64.
   template <int kBit>
   static HWY_INLINE VU Spread(__m512i v) {
-    constexpr int64_t kLow = (kBit) | (kBit + 3) << 8 | (kBit + 6) << 16 |
-                             static_cast<int64_t>(kBit + 9) << 24;
+    constexpr int64_t kLow = (kBit) | (kBit + kBits) << 8 |
+                             (kBit + 2 * kBits) << 16 |
+                             static_cast<int64_t>(kBit + 3 * kBits) << 24;
     constexpr int64_t kControl = kLow | (kLow + 0x20202020) << 32;
     const __m512i fields =
         _mm512_multishift_epi64_epi8(_mm512_set1_epi64(kControl), v);
-    return hn::And(VU{fields}, hn::Set(DU(), 0x07070707));
+    return hn::And(VU{fields},
+                   hn::Set(DU(), ((1u << kBits) - 1) * 0x01010101u));
   }
 };
+
+template <>
+struct Unpacker<3> : StringUnpacker<3> {};
+template <>
+struct Unpacker<5> : StringUnpacker<5> {};
+template <>
+struct Unpacker<6> : StringUnpacker<6> {};
+template <>
+struct Unpacker<7> : StringUnpacker<7> {};
 
 // The sums of one digit, a lane per column.
 struct DotSums {
@@ -211,6 +223,47 @@ struct Unpacker<3> {
   }
 };
 
+// For 5, 6 and 7 bits: two consecutive codes, which may go on in the next word.
+template <int kBits>
+struct StringUnpacker {
+  static constexpr size_t kStepWords = kBits;
+  static constexpr size_t kStepDots = 16;
+
+  template <size_t kDot>
+  static HWY_INLINE VU Dot(const VU* words) {
+    return hn::Or(Code<2 * kDot, 0>(words), Code<2 * kDot + 1, 16>(words));
+  }
+
+  static constexpr UnitOrder Order() {
+    UnitOrder order = {};
+    for (size_t i = 0; i < kUnitRows; ++i) order[i] = static_cast<uint8_t>(i);
+    return order;
+  }
+
+ private:
+  // Code kCode of the unit, moved to bit kTo.
+  template <size_t kCode, int kTo>
+  static HWY_INLINE VU Code(const VU* words) {
+    constexpr int kFirst = static_cast<int>(kCode) * kBits;
+    constexpr int kWord = kFirst / 32;
+    constexpr int kBit = kFirst % 32;
+    constexpr int kRest = 32 - kBit;  // bits of this word
+    if constexpr (kRest >= kBits) {
+      return Field<kBits, kBit, kTo>(words[kWord]);
+    } else {
+      return hn::Or(Field<kRest, kBit, kTo>(words[kWord]),
+                    Field<kBits - kRest, 0, kTo + kRest>(words[kWord + 1]));
+    }
+  }
+};
+
+template <>
+struct Unpacker<5> : StringUnpacker<5> {};
+template <>
+struct Unpacker<6> : StringUnpacker<6> {};
+template <>
+struct Unpacker<7> : StringUnpacker<7> {};
+
 struct DotSums {
 #if HWY_TARGET == HWY_SCALAR
   // One 32-bit lane has no vector of two halves.
@@ -244,7 +297,7 @@ inline constexpr size_t kUnitDots = kUnitRows / kCodesPerDot;
 // Words of activations for a unit: digit by digit, kUnitDots words each.
 inline constexpr size_t kUnitWords = kDigits * kUnitDots;
 
-// Calls visit.template operator()<bits>() for 2, 3, 4 or 8.
+// Calls visit.template operator()<bits>() for 2 to 8.
 template <class Visit>
 HWY_INLINE void WithBits(int bits, const Visit& visit) {
   switch (bits) {
@@ -254,6 +307,12 @@ HWY_INLINE void WithBits(int bits, const Visit& visit) {
       return visit.template operator()<3>();
     case 4:
       return visit.template operator()<4>();
+    case 5:
+      return visit.template operator()<5>();
+    case 6:
+      return visit.template operator()<6>();
+    case 7:
+      return visit.template operator()<7>();
     default:
       return visit.template operator()<8>();
   }

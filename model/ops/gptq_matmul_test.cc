@@ -170,7 +170,7 @@ TEST(GptqMatMulTest, MatchesTheDefinitionOnEveryTargetWithTheSameBits) {
   struct Case {
     size_t k, n, group;
   };
-  for (const int bits : {2, 3, 4, 8}) {
+  for (const int bits : {2, 3, 4, 5, 6, 7, 8}) {
     for (const Case& c :
          {Case{128, 64, 128}, Case{96, 80, 32}, Case{40, 7, 40},
           Case{256, 1, 64}, Case{33, 130, 8}, Case{300, 37, 100},
@@ -210,7 +210,7 @@ TEST(GptqMatMulTest, MatchesTheDefinitionOnEveryTargetWithTheSameBits) {
 TEST(GptqMatMulTest, GroupsMayBeOfAnySizeAndBeginAnywhere) {
   std::mt19937 random(2);
   ThreadPool pool(1);
-  for (const int bits : {2, 3, 4, 8}) {
+  for (const int bits : {2, 3, 4, 5, 6, 7, 8}) {
     Layer layer;
     layer.bits = bits;
     layer.k = 500;
@@ -230,7 +230,7 @@ TEST(GptqMatMulTest, GroupsMayBeOfAnySizeAndBeginAnywhere) {
 TEST(GptqMatMulTest, TheBatchAndTheThreadsChangeNoBit) {
   std::mt19937 random(3);
   constexpr size_t kMost = 70;  // more than a block of tokens
-  for (const int bits : {2, 3, 4, 8}) {
+  for (const int bits : {2, 3, 4, 5, 6, 7, 8}) {
     Layer layer;
     layer.bits = bits;
     layer.k = 200;
@@ -286,7 +286,7 @@ TEST(GptqMatMulTest, LargeActivationsDoNotDrownTheRest) {
 
 TEST(GptqMatMulTest, SumsDoNotOverflow) {
   ThreadPool pool(1);
-  for (const int bits : {2, 3, 4, 8}) {
+  for (const int bits : {2, 3, 4, 5, 6, 7, 8}) {
     Layer layer;
     layer.bits = bits;
     layer.k = 256;
@@ -364,7 +364,7 @@ TEST(GptqMatMulTest, WhatIsNotFiniteMakesNaNForItsTokenAlone) {
 
 TEST(PackedRowsTest, UnpackCodeReadsWhatABitWriterWrote) {
   std::mt19937 random(7);
-  for (const int bits : {2, 3, 4, 8}) {
+  for (const int bits : {2, 3, 4, 5, 6, 7, 8}) {
     Layer layer;
     layer.bits = bits;
     layer.k = 71;
@@ -385,7 +385,7 @@ TEST(PackedRowsTest, PermutedRowsAreTheRowsInTheirNewOrder) {
   std::mt19937 random(8);
   for (const int threads : {1, 3}) {
     ThreadPool pool(threads);
-    for (const int bits : {2, 3, 4, 8}) {
+    for (const int bits : {2, 3, 4, 5, 6, 7, 8}) {
       for (const size_t k : {1, 31, 32, 75, 160}) {
         for (const size_t n : {1, 16, 150}) {
           Layer layer;

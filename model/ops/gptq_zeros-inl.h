@@ -27,9 +27,9 @@ void LoadZeros(const uint32_t* words, size_t count, uint32_t offset,
   constexpr uint32_t kMask = (1u << kBits) - 1;
   const hn::CappedTag<uint8_t, 16> d8;
   using V8 = hn::Vec<decltype(d8)>;
-  const size_t codes_per_vector = hn::Lanes(d8) * 8 / kBits;
   size_t i = 0;
-  if constexpr (kBits != 3) {
+  if constexpr (kBits == 2 || kBits == 4 || kBits == 8) {
+    const size_t codes_per_vector = hn::Lanes(d8) * 8 / kBits;
     const V8 add = hn::Set(d8, static_cast<uint8_t>(offset));
     const V8 mask = hn::Set(d8, static_cast<uint8_t>(kMask));
     const auto* const bytes = reinterpret_cast<const uint8_t*>(words);
@@ -49,7 +49,7 @@ void LoadZeros(const uint32_t* words, size_t count, uint32_t offset,
                               finish(hn::ShiftRight<6>(v)), d8, zeros + i);
       }
     }
-  } else {
+  } else if constexpr (kBits == 3) {
     // Eight codes are three bytes, spread over eight by halving; a fourth byte
     // is read with them, which belongs to the codes after.
     const auto* const bytes = reinterpret_cast<const uint8_t*>(words);

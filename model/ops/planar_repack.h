@@ -13,8 +13,8 @@ namespace quire {
 
 // `words` is [blocks * bits, columns]: `bits` words below each other are 32
 // codes of a column. Of qweight the columns are the outputs; of qzeros, whose
-// codes lie side by side, there is one column. bits: 2, 3, 4 or 8, of which
-// only 3 has more than one plane.
+// codes lie side by side, there is one column. bits: 2 to 8, of which 3, 5, 6
+// and 7 have more than one plane.
 void RepackPlanar(uint32_t* words, int bits, size_t blocks, size_t columns,
                   ThreadPool* pool);
 

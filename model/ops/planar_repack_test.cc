@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -16,8 +17,11 @@ namespace {
 // bits first, each a string of its own.
 std::vector<uint32_t> PackPlanar(const std::vector<uint32_t>& codes, int bits,
                                  size_t rows, size_t columns) {
-  const std::vector<int> planes =
-      bits == 3 ? std::vector<int>{2, 1} : std::vector<int>{bits};
+  // As GPTQModel's docs/gptq_planar.md lists them.
+  const std::map<int, std::vector<int>> kPlanes = {
+      {2, {2}},    {3, {2, 1}},    {4, {4}}, {5, {4, 1}},
+      {6, {4, 2}}, {7, {4, 2, 1}}, {8, {8}}};
+  const std::vector<int>& planes = kPlanes.at(bits);
   const auto words_per_block = static_cast<size_t>(bits);
   std::vector<uint32_t> words(rows / 32 * words_per_block * columns, 0);
   for (size_t r = 0; r < rows; ++r) {
@@ -42,7 +46,7 @@ std::vector<uint32_t> PackPlanar(const std::vector<uint32_t>& codes, int bits,
 TEST(PlanarRepackTest, EveryCodeComesToItsPlace) {
   std::mt19937 random(3);
   ThreadPool pool(2);
-  for (const int bits : {2, 3, 4, 8}) {
+  for (const int bits : {2, 3, 4, 5, 6, 7, 8}) {
     for (const size_t rows : {32, 96, 2048}) {
       for (const size_t columns : {1, 5, 520}) {
         std::vector<uint32_t> codes(rows * columns);

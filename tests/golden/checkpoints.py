@@ -79,6 +79,18 @@ CASES = {
         "planar layout, 3 bits: two planes, in act-order",
         {"bits": 3, "sym": False, "v2": True, "planar": True,
          "act_order": True}),
+    "gptq-w5-planar": quantized(
+        "planar layout, 5 bits, in act-order",
+        {"bits": 5, "sym": False, "v2": True, "planar": True,
+         "act_order": True}, hidden=32, heads=2, kv_heads=2),
+    "gptq-w6-planar": quantized(
+        "planar layout, 6 bits",
+        {"bits": 6, "sym": False, "v2": True, "planar": True}, hidden=32,
+        heads=2, kv_heads=2),
+    "gptq-w7-planar": quantized(
+        "planar layout, 7 bits: three planes",
+        {"bits": 7, "v2": True, "planar": True}, hidden=32, heads=2,
+        kv_heads=2),
     "gptq-w4-planar": quantized(
         "planar layout, 4 bits: one plane, which is the usual layout",
         {"v2": True, "planar": True}),

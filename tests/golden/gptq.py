@@ -33,7 +33,8 @@ def unpack(words, bits, n):
 # GPTQModel's planar layout, gptq_p (its docs/gptq_planar.md): 32 codes are cut
 # into planes, these widths from the lowest bit up, and each plane is packed by
 # itself.
-PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}
+PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1),
+          8: (8,)}
 
 
 def pack_planar(codes, bits):

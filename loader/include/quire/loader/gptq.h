@@ -15,9 +15,10 @@
 // zero - 1, modulo 2^b in every field; "gptq_v2" stores zero.
 //
 // "gptq_p" (GPTQModel's docs/gptq_planar.md) stores zero too, and cuts every 32
-// codes into planes, the low bits first, each of which is a bit string: 3 bits
-// are 2 words of 2 bits each and 1 word of the highest ones. K and N are
-// multiples of 32; 2, 4 and 8 bits are one plane, and so as in gptq_v2.
+// codes into planes of 4, 2 and 1 bits, the low bits first, each of which is a
+// bit string: 3 bits are 2 words of 2 bits each and 1 word of the highest ones,
+// 7 are 4 + 2 + 1. K and N are multiples of 32; 2, 4 and 8 bits are one plane,
+// and so as in gptq_v2. 5, 6 and 7 bits there are in this layout only.
 //
 // AWQ's GEMM layout (AutoAWQ's awq/modules/linear/gemm.py) says the same with 4
 // bits, packed along the outputs:
@@ -50,7 +51,7 @@ inline constexpr int kAwqOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 // What a configuration says of one module.
 struct GptqSettings {
-  int bits = 4;  // 2, 3, 4 or 8
+  int bits = 4;  // 2, 3, 4 or 8; 5, 6 and 7 too, where they are planar
   // -1: one group. 0: the configuration does not say, and FindGptqModules takes
   // it from the shapes (AutoGPTQ's default is -1, GPTQModel's is 128).
   int64_t group_size = 0;

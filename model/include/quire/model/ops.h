@@ -42,7 +42,7 @@ struct DenseMatrix {
 // input_order[i], and belongs to the group g with
 // group_begin[g] <= i < group_begin[g + 1].
 struct GptqMatrix {
-  int bits = 4;                       // 2, 3, 4 or 8
+  int bits = 4;                       // 2 to 8
   size_t in_features = 0;             // K
   size_t out_features = 0;            // N
   size_t groups = 0;                  // G
