@@ -166,7 +166,7 @@ TEST_F(CheckpointIssueTest, Vllm29403NoSecondBufferOnTheDevice) {
 }
 
 // A file of Git LFS that was not downloaded: its text is no header length.
-TEST_F(CheckpointIssueTest, Vllm3637AGitLfsPointerIsNamed) {
+TEST_F(CheckpointIssueTest, Vllm3637Transformers27923AGitLfsPointerIsNamed) {
   const std::string pointer =
       "version https://git-lfs.github.com/spec/v1\n"
       "oid "
@@ -280,7 +280,7 @@ TEST_F(GptqIssueTest, Vllm15665GptqModel1485OverridesHaveOtherShapes) {
 // v1 stores a zero point less one. A zero point of 0 is stored as 2^bits - 1,
 // and where the writer did not mask it, as ones in every field after it: these
 // are counted, since what they were is lost.
-TEST_F(GptqIssueTest, AutoGptq325ZeroPointsThatWrappedAreCounted) {
+TEST_F(GptqIssueTest, AutoGptq325And354And640ZeroPointsThatWrappedAreCounted) {
   for (const int bits : {2, 3, 4, 8}) {
     const uint32_t most = (1u << bits) - 1;
     const std::vector<uint32_t> words =

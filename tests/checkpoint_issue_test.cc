@@ -166,7 +166,7 @@ TEST_F(CheckpointIssueTest, Sglang2935TiedHeadOfAQuantizedCheckpoint) {
 }
 
 // The dimension of heads is 24, the hidden size divided by the heads 16.
-TEST_F(CheckpointIssueTest, Candle2358HeadDimensionIsAsTheConfigSays) {
+TEST_F(CheckpointIssueTest, Candle2358TensorRtLlm5912HeadDimensionIsAsTheConfigSays) {
   for (const char* const name : {"plain-bf16-tied", "qwen3-gptq"}) {
     fs::remove_all(Model());
     Copy(name);

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -114,6 +115,19 @@ Stored Shard(const Checkpoint& checkpoint, const LinearShard& shard,
           .row_bytes = shard.row_bytes,
           .groups = shard.groups,
           .group_of_input = shard.group_of_input};
+}
+
+// The tensors of a quantised module, all of them; what the formats say in
+// different ways is left to the caller.
+template <typename Module>
+Stored WholeOf(const Checkpoint& checkpoint, const Module& module,
+               const TensorInfo* codes, const TensorInfo* zeros) {
+  return {.in_features = module.in_features,
+          .out_features = module.out_features,
+          .codes = Read(checkpoint, codes),
+          .scales = Read(checkpoint, module.scales),
+          .zeros = Read(checkpoint, zeros),
+          .bias = Read(checkpoint, module.bias)};
 }
 
 // A linear as numbers: weight [outputs, inputs], and the bias it adds, or none.
@@ -333,14 +347,9 @@ void CheckGptq(const Checkpoint& checkpoint, const QuantizedModules& quantized,
     };
     const bool act_order =
         !std::is_sorted(group_of_input->begin(), group_of_input->end());
-    const Stored whole = {.in_features = module.in_features,
-                          .out_features = module.out_features,
-                          .codes = Read(checkpoint, module.qweight),
-                          .scales = Read(checkpoint, module.scales),
-                          .zeros = Read(checkpoint, module.qzeros),
-                          .bias = Read(checkpoint, module.bias),
-                          .groups = module.groups,
-                          .group_of_input = *group_of_input};
+    Stored whole = WholeOf(checkpoint, module, module.qweight, module.qzeros);
+    whole.groups = module.groups;
+    whole.group_of_input = *group_of_input;
     CheckLinear(checkpoint, module, module.name,
                 std::string(QuantizationMethodName(quantized.method)) +
                     std::to_string(module.settings.bits) +
@@ -360,15 +369,10 @@ void CheckScaled(const Checkpoint& checkpoint,
         numbers.push_back(Decode(module, expert, stored));
       return numbers;
     };
-    const Stored whole = {.in_features = module.in_features,
-                          .out_features = module.out_features,
-                          .codes = Read(checkpoint, module.codes),
-                          .scales = Read(checkpoint, module.scales),
-                          .zeros = Read(checkpoint, module.zeros),
-                          .bias = Read(checkpoint, module.bias),
-                          .row_bytes = module.row_bytes,
-                          .groups = module.scale_columns(),
-                          .group_of_input = *columns};
+    Stored whole = WholeOf(checkpoint, module, module.codes, module.zeros);
+    whole.row_bytes = module.row_bytes;
+    whole.groups = module.scale_columns();
+    whole.group_of_input = *columns;
     CheckLinear(checkpoint, module, module.name,
                 std::string(QuantizationMethodName(quantized.method)) + " " +
                     CodeKindName(module.kind) +
@@ -429,6 +433,39 @@ TEST(TensorSplitTest, SharesOfEveryFormatMakeTheWhole) {
           << format << " along "
           << (axis == SplitAxis::kOutputs ? "outputs" : "inputs");
   }
+}
+
+// github.com/vllm-project/vllm/issues/7374: act-order on several devices gave
+// nonsense. The inputs of a rank are in any groups: it has the scales of all,
+// and the groups of its own inputs as they are in the whole.
+TEST(TensorSplitTest, Vllm7374EveryRankHasTheScalesOfAllGroupsInActOrder) {
+  const auto checkpoint =
+      Checkpoint::Open(std::filesystem::path(QUIRE_SOURCE_DIR) /
+                       "tests/golden/gptq-w4-act-order");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto quantized = FindQuantizedModules(**checkpoint);
+  ASSERT_TRUE(quantized.ok()) << quantized.status();
+  size_t checked = 0;
+  for (const GptqModule& module : quantized->gptq) {
+    const auto group_of_input = ReadGroupIndex(**checkpoint, module);
+    ASSERT_TRUE(group_of_input.ok()) << group_of_input.status();
+    if (std::is_sorted(group_of_input->begin(), group_of_input->end()))
+      continue;
+    const auto shards = SplitLinear(**checkpoint, module,
+                                    {.axis = SplitAxis::kInputs, .ranks = 2});
+    ASSERT_TRUE(shards.ok()) << shards.status();
+    std::vector<uint32_t> groups;
+    for (const LinearShard& shard : *shards) {
+      EXPECT_EQ(shard.groups, module.groups);
+      EXPECT_EQ(shard.scales.size(), module.scales->size);
+      EXPECT_EQ(shard.zeros.size(), module.qzeros->size);
+      groups.insert(groups.end(), shard.group_of_input.begin(),
+                    shard.group_of_input.end());
+    }
+    EXPECT_EQ(groups, *group_of_input);
+    ++checked;
+  }
+  EXPECT_GT(checked, 0u);
 }
 
 // A checkpoint of one matrix, whose numbers are of no importance.

@@ -32,6 +32,14 @@ HostDriverOptions SmallDevice() {
   return options;
 }
 
+std::unique_ptr<Runtime> MakeRuntime() {
+  auto driver = HostDriver::Create(SmallDevice());
+  EXPECT_TRUE(driver.ok()) << driver.status();
+  auto runtime = Runtime::Create(*std::move(driver), {.page_size = KiB(64)});
+  EXPECT_TRUE(runtime.ok()) << runtime.status();
+  return *std::move(runtime);
+}
+
 // What row element `i` of a batch is after so many updates.
 float Value(size_t batch, size_t i, int updates) {
   return static_cast<float>(batch * 1000 + i) +
@@ -84,13 +92,9 @@ TEST(ActivationCacheTest, WhatABodyMakesOfRowsIsKeptWhereItShouldBe) {
   for (const std::vector<size_t>& lengths :
        {std::vector<size_t>{5}, {1, 1}, {9, 2, 31, 4, 31}, {64, 64, 64, 64}}) {
     const Sequences sequences = OfLengths(lengths);
-    auto driver = HostDriver::Create(SmallDevice());
-    ASSERT_TRUE(driver.ok()) << driver.status();
-    const auto runtime =
-        Runtime::Create(*std::move(driver), {.page_size = KiB(64)});
-    ASSERT_TRUE(runtime.ok()) << runtime.status();
+    const std::unique_ptr<Runtime> runtime = MakeRuntime();
     const auto cache =
-        ActivationCache::Create(runtime->get(), sequences, kColumns, MiB(1));
+        ActivationCache::Create(runtime.get(), sequences, kColumns, MiB(1));
     ASSERT_TRUE(cache.ok()) << cache.status();
     const absl::Status used = Use(cache->get(), sequences);
     EXPECT_TRUE(used.ok()) << used;
@@ -103,17 +107,13 @@ TEST(ActivationCacheTest, TheLimitCountsEveryRowAndTwoPinnedBatches) {
   EXPECT_EQ(ActivationCacheBytes(17, 10, kColumns), needed);
   EXPECT_EQ(ActivationCacheBytes(17, 10, UINT64_MAX), Bytes(UINT64_MAX));
   EXPECT_EQ(ActivationCacheBytes(UINT64_MAX, 10, 1), Bytes(UINT64_MAX));
-  auto driver = HostDriver::Create(SmallDevice());
-  ASSERT_TRUE(driver.ok()) << driver.status();
-  const auto runtime =
-      Runtime::Create(*std::move(driver), {.page_size = KiB(64)});
-  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  const std::unique_ptr<Runtime> runtime = MakeRuntime();
   const auto enough =
-      ActivationCache::Create(runtime->get(), sequences, kColumns, needed);
+      ActivationCache::Create(runtime.get(), sequences, kColumns, needed);
   ASSERT_TRUE(enough.ok()) << enough.status();
   EXPECT_EQ((*enough)->host_bytes(), needed);
   const auto short_of = ActivationCache::Create(
-      runtime->get(), sequences, kColumns, Bytes(needed.value() - 1));
+      runtime.get(), sequences, kColumns, Bytes(needed.value() - 1));
   EXPECT_TRUE(absl::IsResourceExhausted(short_of.status()));
   EXPECT_NE(short_of.status().message().find(absl::StrCat(needed.value())),
             std::string_view::npos)
@@ -122,13 +122,9 @@ TEST(ActivationCacheTest, TheLimitCountsEveryRowAndTwoPinnedBatches) {
 
 TEST(ActivationCacheTest, AnErrorOfTheBodyEndsThePass) {
   const Sequences sequences = OfLengths({3, 3, 3});
-  auto driver = HostDriver::Create(SmallDevice());
-  ASSERT_TRUE(driver.ok()) << driver.status();
-  const auto runtime =
-      Runtime::Create(*std::move(driver), {.page_size = KiB(64)});
-  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  const std::unique_ptr<Runtime> runtime = MakeRuntime();
   const auto cache =
-      ActivationCache::Create(runtime->get(), sequences, kColumns, MiB(1));
+      ActivationCache::Create(runtime.get(), sequences, kColumns, MiB(1));
   ASSERT_TRUE(cache.ok()) << cache.status();
   size_t calls = 0;
   const absl::Status status =
