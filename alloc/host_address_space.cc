@@ -1,7 +1,9 @@
 #include "alloc/host_address_space.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -12,6 +14,27 @@ namespace {
 
 // How far Unmap may exceed the limit of mappings: one part in so many.
 constexpr uint64_t kUnmapHeadroomParts = 16;
+
+// Addresses of no kernel: programs have none from here on, on any processor, so
+// they fault as reserved ones do.
+constexpr uint64_t kFirstNumber = uint64_t{1} << 56;
+constexpr uint64_t kLastNumber = uint64_t{1} << 63;
+
+// Addresses that nobody else in the process has, though the kernel does not
+// know of them. False where there are none left.
+bool TakeNumbers(uint64_t size, uint64_t alignment, uint64_t* address) {
+  static std::atomic<uint64_t> next = kFirstNumber;
+  uint64_t begin = next.load(std::memory_order_relaxed);
+  for (;;) {
+    const auto aligned = CheckedAlignUp(begin, alignment);
+    const auto end = aligned ? CheckedAdd(*aligned, size) : std::nullopt;
+    if (!end || *end > kLastNumber) return false;
+    if (next.compare_exchange_weak(begin, *end, std::memory_order_relaxed)) {
+      *address = *aligned;
+      return true;
+    }
+  }
+}
 
 // True where the kernel keeps both as one mapping.
 bool Merges(const PhysicalPage& page, const PhysicalPage& next) {
@@ -43,7 +66,7 @@ absl::StatusOr<uint64_t> HostAddressSpace::Reserve(uint64_t size,
   }
   uint64_t address = 0;
   const int error = ReserveAligned(kernel_, size, aligned, &address);
-  if (error != 0) {
+  if (error != 0 && (any_backed() || !TakeNumbers(size, aligned, &address))) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "ReserveAddress: out of addresses: asked for %s aligned to %s: %s",
         FormatBytes(Bytes(size)), FormatBytes(Bytes(aligned)),
@@ -67,6 +90,7 @@ absl::Status HostAddressSpace::Release(uint64_t address, uint64_t size,
 }
 
 void HostAddressSpace::ReleaseInKernel(uint64_t address, uint64_t size) {
+  if (address >= kFirstNumber) return;
   uint64_t start = address;
   for (const PageMapping& mapping : table_.FindOverlapping(address, size)) {
     if (!mapping.addresses_lost()) continue;

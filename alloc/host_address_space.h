@@ -12,11 +12,16 @@
 // Unmap tries munmap and reserves again. If somebody took the addresses in
 // between, they are quarantined and the caller is told (kDataLoss).
 //
+// Where no device has memory behind it, addresses are only compared, so that
+// they need not be the kernel's: where it refuses to reserve so many, they are
+// numbers beyond those that it gives to programs.
+//
 // Not thread-safe. Map and Unmap are O(log n) plus the pages of the call.
 
 #ifndef QUIRE_ALLOC_HOST_ADDRESS_SPACE_H_
 #define QUIRE_ALLOC_HOST_ADDRESS_SPACE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -64,6 +69,10 @@ class HostAddressSpace {
   enum class Removal { kDone, kRefused, kAddressesLost };
 
   bool backed(DeviceId device) const { return files_[device.value()] >= 0; }
+  bool any_backed() const {
+    return std::any_of(files_.begin(), files_.end(),
+                       [](int file) { return file >= 0; });
+  }
   // What the kernel needs for the part of a reservation around the range,
   // both neighbours included: comparable before and after a change there.
   uint64_t CountAround(uint64_t address, uint64_t size) const;

@@ -28,6 +28,7 @@ class FakeKernel : public HostKernel {
   static constexpr uint64_t kReserved = UINT64_MAX;
 
   int Reserve(uint64_t size, uint64_t* address) override {
+    if (refuse_reserve) return ENOMEM;
     *address = next_;
     next_ += size + kPage;
     Set(*address, size, kReserved);
@@ -65,6 +66,7 @@ class FakeKernel : public HostKernel {
 
   std::map<uint64_t, uint64_t> pages;
   int maps_before_refusal = -1;  // never
+  bool refuse_reserve = false;
   bool refuse_cover = false;
   bool refuse_unmap = false;
   bool addresses_are_taken = false;
@@ -234,6 +236,31 @@ TEST_F(HostAddressSpaceTest, UnmapMayExceedTheLimitByASixteenth) {
   EXPECT_TRUE(space.table().CheckAccess(base + 33 * kPage, kPage).ok());
   // What needs no more mappings still works: the rest in one piece.
   EXPECT_TRUE(space.Unmap(base + 32 * kPage, 32 * kPage, &unmapped_).ok());
+}
+
+// A plan looks at devices of many TiB where `ulimit -v` leaves a few GiB.
+TEST_F(HostAddressSpaceTest, DevicesWithoutMemoryNeedNoAddressesOfTheKernel) {
+  constexpr uint64_t kTebibyte = uint64_t{1} << 40;
+  kernel_.refuse_reserve = true;
+  EXPECT_TRUE(absl::IsResourceExhausted(space_.Reserve(kPage, 0).status()));
+  HostAddressSpace without(&kernel_, kPage, 100, {-1});
+  const auto first = without.Reserve(kTebibyte, 0);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto second = without.Reserve(kTebibyte, uint64_t{1} << 45);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_GE(*first, uint64_t{1} << 56);
+  EXPECT_GE(*second, *first + kTebibyte);
+  EXPECT_EQ(*second % (uint64_t{1} << 45), 0u);
+  std::vector<PageHandle> changed;
+  const auto pages = ScatteredPages(4);
+  ASSERT_TRUE(without.Map(*first, pages, &changed).ok());
+  EXPECT_EQ(changed.size(), 4u);
+  ASSERT_TRUE(without.Unmap(*first, 4 * kPage, &changed).ok());
+  ASSERT_TRUE(without.Release(*first, kTebibyte, &changed).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      without.Reserve(uint64_t{1} << 63, 0).status()));
+  HostAddressSpace mixed(&kernel_, kPage, 100, {-1, kFile});
+  EXPECT_TRUE(absl::IsResourceExhausted(mixed.Reserve(kPage, 0).status()));
 }
 
 }  // namespace
