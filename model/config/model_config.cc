@@ -309,7 +309,10 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const Checkpoint& checkpoint) {
                              : ParseHuggingFace(checkpoint));
   QUIRE_ASSIGN_OR_RETURN(
       config.eos_tokens,
-      EosTokenIds(checkpoint.config(), checkpoint.generation_config(),
+      EosTokenIds(checkpoint.format() == CheckpointFormat::kGguf
+                      ? checkpoint.files().front().path
+                      : checkpoint.folder(),
+                  checkpoint.config(), checkpoint.generation_config(),
                   nlohmann::json::object(), checkpoint.gguf_metadata(),
                   /*tokenizer=*/nullptr));
   return config;

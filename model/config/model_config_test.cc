@@ -180,7 +180,8 @@ TEST_F(ModelConfigTest, ErrorsNameTheFileAndTheField) {
               {"rope_scaling", "factor"});
   ExpectError(Config(R"("rope_scaling": {"type": "llama3", "factor": 8})"),
               {"rope_scaling", "low_freq_factor"});
-  ExpectError(Config(R"("eos_token_id": "end")"), {"eos_token_id"});
+  ExpectError(Config(R"("eos_token_id": "end")"),
+              {folder_.string() + "/config.json: eos_token_id"});
 }
 
 TEST(InverseFrequenciesTest, WithoutScalingTheyArePowersOfTheta) {

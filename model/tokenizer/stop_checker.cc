@@ -109,19 +109,20 @@ StopChecker::Step StopChecker::Advance(std::string_view text) {
 }
 
 absl::StatusOr<std::vector<TokenId>> EosTokenIds(
-    const nlohmann::json& config, const nlohmann::json& generation_config,
+    const std::string& origin, const nlohmann::json& config,
+    const nlohmann::json& generation_config,
     const nlohmann::json& tokenizer_config, const nlohmann::json& gguf_metadata,
     const Tokenizer* tokenizer) {
   std::set<TokenId> ids;
+  QUIRE_RETURN_IF_ERROR(AddIds(JsonReader(config, origin + "/config.json"),
+                               "eos_token_id", &ids));
   QUIRE_RETURN_IF_ERROR(
-      AddIds(JsonReader(config, "config.json"), "eos_token_id", &ids));
-  QUIRE_RETURN_IF_ERROR(
-      AddIds(JsonReader(generation_config, "generation_config.json"),
+      AddIds(JsonReader(generation_config, origin + "/generation_config.json"),
              "eos_token_id", &ids));
-  const JsonReader gguf(gguf_metadata, "GGUF metadata");
+  const JsonReader gguf(gguf_metadata, origin + ": GGUF metadata");
   QUIRE_RETURN_IF_ERROR(AddIds(gguf, "tokenizer.ggml.eos_token_id", &ids));
   QUIRE_RETURN_IF_ERROR(AddIds(gguf, "tokenizer.ggml.eot_token_id", &ids));
-  const JsonReader reader(tokenizer_config, "tokenizer_config.json");
+  const JsonReader reader(tokenizer_config, origin + "/tokenizer_config.json");
   if (tokenizer != nullptr && reader.Has("eos_token")) {
     const bool is_object = reader.Field("eos_token").value().is_object();
     QUIRE_ASSIGN_OR_RETURN(const std::string token,

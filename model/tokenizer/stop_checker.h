@@ -73,10 +73,12 @@ class StopChecker {
 // The EOS ids that a model's files give, joined: eos_token_id (a number or a
 // list) of `config` and `generation_config`, eos_token (a string or an object
 // with `content`) of `tokenizer_config`, eos_token_id and eot_token_id of
-// `gguf_metadata`. Each may be {}. Without a tokenizer (null) `eos_token`, which
-// is text, is left out. kInvalidArgument names the field that is neither.
+// `gguf_metadata`. Each may be {}. Without a tokenizer (null) `eos_token`,
+// which is text, is left out. kInvalidArgument names the field that is neither,
+// and its file: `origin` is the folder of the files, or the GGUF file.
 absl::StatusOr<std::vector<TokenId>> EosTokenIds(
-    const nlohmann::json& config, const nlohmann::json& generation_config,
+    const std::string& origin, const nlohmann::json& config,
+    const nlohmann::json& generation_config,
     const nlohmann::json& tokenizer_config, const nlohmann::json& gguf_metadata,
     const Tokenizer* tokenizer);
 

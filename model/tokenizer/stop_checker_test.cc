@@ -141,7 +141,7 @@ class EosTokenIdsTest : public testing::Test {
                                 {"merges", json::array()}}}};
     const auto tokenizer = Tokenizer::FromTokenizerJson(description, "t.json");
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
-    return EosTokenIds(config, generation, tokenizer_config, gguf, tokenizer->get());
+    return EosTokenIds("folder", config, generation, tokenizer_config, gguf, tokenizer->get());
   }
   const json none_ = json::object();
 };
@@ -165,11 +165,14 @@ TEST_F(EosTokenIdsTest, NamesTheFieldThatIsWrong) {
     return std::string(ids.status().message());
   };
   EXPECT_THAT(message(Ids({{"eos_token_id", "x"}}, none_, none_, none_)),
-              HasSubstr("config.json: eos_token_id"));
+              HasSubstr("folder/config.json: eos_token_id"));
   EXPECT_THAT(message(Ids(none_, {{"eos_token_id", {1, -1}}}, none_, none_)),
-              HasSubstr("generation_config.json: eos_token_id[1]"));
+              HasSubstr("folder/generation_config.json: eos_token_id[1]"));
+  EXPECT_THAT(message(Ids(none_, none_, none_,
+                          {{"tokenizer.ggml.eos_token_id", "x"}})),
+              HasSubstr("folder: GGUF metadata: tokenizer.ggml.eos_token_id"));
   EXPECT_THAT(message(Ids(none_, none_, {{"eos_token", 1}}, none_)),
-              HasSubstr("tokenizer_config.json: eos_token"));
+              HasSubstr("folder/tokenizer_config.json: eos_token"));
 }
 
 }  // namespace

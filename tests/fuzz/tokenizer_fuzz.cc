@@ -37,7 +37,7 @@ absl::Status CheckEosTokens(std::string_view config,
   const auto parsed = ParseJsonText(config, "tokenizer_config.json");
   if (!parsed.ok()) return CheckRefusal(parsed.status());
   const json none = json::object();
-  const auto tokens = EosTokenIds(none, none, *parsed, none, &tokenizer);
+  const auto tokens = EosTokenIds("fuzz", none, none, *parsed, none, &tokenizer);
   if (!tokens.ok()) return CheckRefusal(tokens.status());
   return absl::OkStatus();
 }
