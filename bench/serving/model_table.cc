@@ -1,26 +1,33 @@
 #include "bench/serving/model_table.h"
 
 #include <algorithm>
+#include <vector>
+
+#include "quire/model/published_models.h"
 
 namespace quire {
 namespace {
 
-// gpt-oss is published with MXFP4 experts, the others are in bf16. Layers with
-// windows alternate with full ones in gpt-oss and Gemma 2, and are five of six
-// in Gemma 3.
-constexpr StressModel kModels[] = {
-    {"qwen3-0.6b", 28, 16, 8, 128, 0, 0, 40960, Bytes(1'192'099'840), 0.596e9},
-    {"qwen3-8b", 36, 32, 8, 128, 0, 0, 40960, Bytes(16'381'470'720), 8.19e9},
-    {"llama2-7b", 32, 32, 32, 128, 0, 0, 4096, Bytes(13'476'831'232), 6.74e9},
-    {"llama3-8b", 32, 32, 8, 128, 0, 0, 131072, Bytes(16'060'522'496), 8.03e9},
-    {"mistral-7b", 32, 32, 8, 128, 0, 0, 32768, Bytes(14'496'047'104), 7.25e9},
-    {"gemma2-9b", 42, 16, 8, 256, 21, 4096, 8192, Bytes(18'483'411'968),
-     9.24e9},
-    {"gemma3-12b", 48, 16, 8, 256, 40, 1024, 131072, Bytes(24'374'650'080),
-     11.8e9},
-    {"gpt-oss-20b", 24, 64, 8, 64, 12, 128, 131072, Bytes(13'761'264'768),
-     3.6e9},
-};
+// In which all layers have the same heads, and those with windows the same
+// window: of such are the published ones.
+StressModel MakeStressModel(const PublishedModel& published,
+                            const KvConfig& config) {
+  StressModel model = {
+      .name = published.name,
+      .layers = static_cast<uint32_t>(config.shape.layers.size()),
+      .query_heads = config.query_heads,
+      .max_positions = config.max_positions,
+      .weights = published.weights,
+      .active_parameters = published.active_parameters};
+  for (const KvLayerKind& kind : config.shape.layers) {
+    model.kv_heads = kind.kv_heads;
+    model.head_dim = kind.key_dim;
+    if (kind.window == 0) continue;
+    ++model.window_layers;
+    model.window = kind.window;
+  }
+  return model;
+}
 
 }  // namespace
 
@@ -50,13 +57,25 @@ double StressModel::AttentionFlops(uint64_t context) const {
   return 4.0 * query_heads * head_dim * rows;  // q*k and p*v, two each
 }
 
-std::span<const StressModel> StressModels() { return kModels; }
+std::span<const StressModel> StressModels() {
+  static const std::vector<StressModel>* const models = [] {
+    auto* const all = new std::vector<StressModel>;
+    for (const PublishedModel& published : PublishedModels()) {
+      // A table of constants, every entry of which its test reads.
+      const absl::StatusOr<KvConfig> config = published.ParseKv();
+      if (config.ok()) all->push_back(MakeStressModel(published, *config));
+    }
+    return all;
+  }();
+  return *models;
+}
 
 const StressModel* FindStressModel(const std::string& name) {
+  const std::span<const StressModel> models = StressModels();
   const auto found = std::find_if(
-      std::begin(kModels), std::end(kModels),
+      models.begin(), models.end(),
       [&](const StressModel& model) { return model.name == name; });
-  return found == std::end(kModels) ? nullptr : &*found;
+  return found == models.end() ? nullptr : &*found;
 }
 
 }  // namespace quire

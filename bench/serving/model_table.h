@@ -1,4 +1,4 @@
-// Published models: what their KV caches and their weights take.
+// Published models (quire/model/published_models.h) as simulations use them.
 
 #ifndef QUIRE_BENCH_SERVING_MODEL_TABLE_H_
 #define QUIRE_BENCH_SERVING_MODEL_TABLE_H_
@@ -12,7 +12,7 @@
 
 namespace quire {
 
-// From the published configuration and checkpoint of each.
+// What the KV cache and the weights of a model take.
 struct StressModel {
   const char* name;
   uint32_t layers;

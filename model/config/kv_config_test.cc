@@ -1,0 +1,209 @@
+// Sizes against those that their authors publish, and windows against what
+// transformers makes of the same configurations.
+
+#include "quire/model/kv_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "quire/model/published_models.h"
+
+namespace quire {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+absl::StatusOr<KvConfig> Parse(const std::string& text) {
+  return ParseKvConfig(json::parse(text), "config.json");
+}
+
+// Bytes of one token in 16-bit elements, over all layers.
+uint64_t TokenBytes(const KvConfig& config) {
+  const auto layout = KvLayout::Create(config.shape, 1);
+  EXPECT_TRUE(layout.ok()) << layout.status();
+  return layout.ok() ? layout->TokenBytes().value() : 0;
+}
+
+std::vector<uint64_t> Windows(const KvConfig& config) {
+  std::vector<uint64_t> windows;
+  for (const KvLayerKind& kind : config.shape.layers)
+    windows.push_back(kind.window);
+  return windows;
+}
+
+// DeepSeek-AI, Insights into DeepSeek-V3 (ISCA 2025), table 1: KV cache a
+// token, in kilobytes of 1000 bytes.
+TEST(KvConfigTest, TokensTakeWhatDeepSeekPublishes) {
+  const auto deepseek = Parse(
+      R"({"model_type": "deepseek_v3", "num_hidden_layers": 61,
+          "num_attention_heads": 128, "num_key_value_heads": 128,
+          "kv_lora_rank": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1536,
+          "qk_nope_head_dim": 128, "v_head_dim": 128,
+          "max_position_embeddings": 163840, "hidden_size": 7168})");
+  ASSERT_TRUE(deepseek.ok()) << deepseek.status();
+  EXPECT_EQ(TokenBytes(*deepseek), 70'272u);
+  EXPECT_EQ(deepseek->max_positions, 163840u);
+  const auto qwen = Parse(
+      R"({"model_type": "qwen2", "num_hidden_layers": 80, "hidden_size": 8192,
+          "num_attention_heads": 64, "num_key_value_heads": 8,
+          "use_sliding_window": false, "sliding_window": 131072,
+          "max_window_layers": 70})");
+  ASSERT_TRUE(qwen.ok()) << qwen.status();
+  EXPECT_EQ(TokenBytes(*qwen), 327'680u);
+  const auto llama = Parse(
+      R"({"model_type": "llama", "num_hidden_layers": 126,
+          "num_attention_heads": 128, "num_key_value_heads": 8,
+          "hidden_size": 16384})");
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  EXPECT_EQ(TokenBytes(*llama), 516'096u);
+}
+
+// layers x 2 x kv_heads x head_dim x 2 bytes, and how many layers see all.
+TEST(KvConfigTest, PublishedModelsAreTheFormula) {
+  const struct {
+    const char* name;
+    uint64_t token;
+    size_t layers_with_windows;
+    uint64_t window;
+    uint64_t max_positions;
+  } expected[] = {
+      {"qwen3-0.6b", 28 * 2 * 8 * 128 * 2, 0, 0, 40960},
+      {"qwen3-8b", 36 * 2 * 8 * 128 * 2, 0, 0, 40960},
+      {"llama2-7b", 32 * 2 * 32 * 128 * 2, 0, 0, 4096},
+      {"llama3-8b", 32 * 2 * 8 * 128 * 2, 0, 0, 131072},
+      {"mistral-7b", 32 * 2 * 8 * 128 * 2, 0, 0, 32768},
+      {"gemma2-9b", 42 * 2 * 8 * 256 * 2, 21, 4096, 8192},
+      {"gemma3-12b", 48 * 2 * 8 * 256 * 2, 40, 1024, 131072},
+      {"gpt-oss-20b", 24 * 2 * 8 * 64 * 2, 12, 128, 131072},
+  };
+  ASSERT_EQ(PublishedModels().size(), std::size(expected));
+  for (const auto& model : expected) {
+    SCOPED_TRACE(model.name);
+    const PublishedModel* const published = FindPublishedModel(model.name);
+    ASSERT_NE(published, nullptr);
+    const auto config = published->ParseKv();
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(TokenBytes(*config), model.token);
+    EXPECT_EQ(config->max_positions, model.max_positions);
+    size_t with_windows = 0;
+    for (const uint64_t window : Windows(*config)) {
+      if (window == 0) continue;
+      EXPECT_EQ(window, model.window);
+      ++with_windows;
+    }
+    EXPECT_EQ(with_windows, model.layers_with_windows);
+  }
+  EXPECT_EQ(FindPublishedModel("gpt-5"), nullptr);
+}
+
+// transformers' layer_types, where config.json has none: gpt-oss and Gemma 2
+// begin with a window, Gemma 3 ends each six layers with one that sees all.
+TEST(KvConfigTest, WindowsAreWhereTransformersHasThem) {
+  const auto windows = [](const std::string& text) {
+    const auto config = Parse(text);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? Windows(*config) : std::vector<uint64_t>();
+  };
+  EXPECT_THAT(windows(R"({"model_type": "gpt_oss", "num_hidden_layers": 3})"),
+              ElementsAre(128, 0, 128));
+  EXPECT_THAT(windows(R"({"model_type": "gemma2", "num_hidden_layers": 4,
+                          "sliding_window": 4096})"),
+              ElementsAre(4096, 0, 4096, 0));
+  EXPECT_THAT(windows(R"({"model_type": "gemma3", "text_config": {
+                  "model_type": "gemma3_text", "num_hidden_layers": 7,
+                  "sliding_window": 512}})"),
+              ElementsAre(512, 512, 512, 512, 512, 0, 512));
+  EXPECT_THAT(windows(R"({"model_type": "gemma3_text", "num_hidden_layers": 3,
+                          "sliding_window": 512,
+                          "sliding_window_pattern": 2})"),
+              ElementsAre(512, 0, 512));
+  EXPECT_THAT(windows(R"({"model_type": "gemma3_text", "num_hidden_layers": 3,
+                          "sliding_window": 512, "layer_types":
+                          ["full_attention", "sliding_attention",
+                           "full_attention"]})"),
+              ElementsAre(0, 512, 0));
+  // What is left out is the family's, what is null is none.
+  constexpr char kMistral[] =
+      R"("model_type": "mistral", "num_hidden_layers": 2, "hidden_size": 64,
+         "num_attention_heads": 8)";
+  EXPECT_THAT(windows(std::string("{") + kMistral + "}"),
+              ElementsAre(4096, 4096));
+  EXPECT_THAT(
+      windows(std::string("{") + kMistral + R"(, "sliding_window": null})"),
+      ElementsAre(0, 0));
+  EXPECT_THAT(
+      windows(std::string("{") + kMistral + R"(, "sliding_window": 12})"),
+      ElementsAre(12, 12));
+  constexpr char kQwen[] =
+      R"("model_type": "qwen3", "num_hidden_layers": 3, "hidden_size": 64,
+         "num_attention_heads": 8, "sliding_window": 32,
+         "max_window_layers": 1)";
+  EXPECT_THAT(windows(std::string("{") + kQwen + "}"), ElementsAre(0, 0, 0));
+  EXPECT_THAT(
+      windows(std::string("{") + kQwen + R"(, "use_sliding_window": true})"),
+      ElementsAre(0, 32, 32));
+}
+
+TEST(KvConfigTest, ElementsOf8BitsHaveScales) {
+  const auto config = Parse(R"({"model_type": "gpt_oss",
+                                "num_hidden_layers": 2})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  for (const KvLayerKind& kind :
+       WithElements(config->shape, KvDType::kInt8).layers)
+    EXPECT_EQ(kind.scale, KvScale::kF16);
+  for (const KvLayerKind& kind :
+       WithElements(config->shape, KvDType::kBF16).layers) {
+    EXPECT_EQ(kind.scale, KvScale::kNone);
+    EXPECT_EQ(kind.dtype, KvDType::kBF16);
+  }
+}
+
+TEST(KvConfigTest, WhatIsNotKnownIsAnErrorThatNamesIt) {
+  const auto expect = [](const std::string& text, absl::StatusCode code,
+                         const std::string& mention) {
+    const auto config = Parse(text);
+    ASSERT_FALSE(config.ok()) << text;
+    EXPECT_EQ(config.status().code(), code) << config.status();
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(mention));
+    EXPECT_THAT(std::string(config.status().message()),
+                HasSubstr("config.json"));
+  };
+  constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  expect(R"({"model_type": "mamba2", "num_hidden_layers": 2})", kUnimplemented,
+         "mamba2");
+  expect(R"({"num_hidden_layers": 2})", absl::StatusCode::kNotFound,
+         "model_type");
+  expect(R"({"model_type": "llama"})", absl::StatusCode::kNotFound,
+         "num_hidden_layers");
+  expect(R"({"model_type": "gpt_oss", "num_hidden_layers": 5000})", kInvalid,
+         "num_hidden_layers");
+  expect(R"({"model_type": "gpt_oss", "num_hidden_layers": 2,
+             "sliding_window": 0})",
+         kInvalid, "sliding_window");
+  expect(R"({"model_type": "gpt_oss", "num_hidden_layers": 2,
+             "layer_types": ["full_attention"]})",
+         kInvalid, "layer_types");
+  expect(R"({"model_type": "gpt_oss", "num_hidden_layers": 1,
+             "layer_types": ["chunked_attention"]})",
+         kUnimplemented, "chunked_attention");
+  expect(R"({"model_type": "gpt_oss", "num_hidden_layers": 1,
+             "num_key_value_heads": 7})",
+         kInvalid, "num_key_value_heads");
+  expect(R"({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 65,
+             "num_attention_heads": 8})",
+         kInvalid, "hidden_size");
+  expect(R"({"model_type": "gemma3_text", "sliding_window_pattern": 0})",
+         kInvalid, "sliding_window_pattern");
+  expect(R"({"model_type": "gemma3", "text_config": 3})", kInvalid,
+         "text_config");
+}
+
+}  // namespace
+}  // namespace quire
