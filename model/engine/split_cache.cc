@@ -7,6 +7,18 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
+namespace {
+
+absl::Status Torn(SequenceId sequence, const absl::Status& status,
+                  const absl::Status& undone) {
+  return absl::DataLossError(
+      absl::StrCat("sequence ", sequence.value(),
+                   " is swapped out on one device and not on "
+                   "another, release it: ",
+                   status.message(), "; then: ", undone.message()));
+}
+
+}  // namespace
 
 SplitCache::SplitCache(const KvLayout& layout, std::vector<SplitLayer> layers,
                        std::vector<std::unique_ptr<SequenceCache>> parts)
@@ -157,6 +169,43 @@ absl::StatusOr<KvLayerView> SplitCache::View(SequenceId sequence,
 absl::Status SplitCache::CheckInvariants() const {
   for (const auto& part : parts_)
     QUIRE_RETURN_IF_ERROR(part->CheckInvariants());
+  return absl::OkStatus();
+}
+
+SequenceSwap* SplitCache::swap() {
+  const bool all = std::all_of(parts_.begin(), parts_.end(),
+                               [](auto& part) { return part->swap(); });
+  return all ? this : nullptr;
+}
+
+absl::Status SplitCache::SwapOut(SequenceId sequence, const Fence& fence) {
+  if (swap() == nullptr)
+    return absl::FailedPreconditionError("a cache has no swap space");
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<SequenceId> ids, Find(sequence));
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const absl::Status status = parts_[i]->swap()->SwapOut(ids[i], fence);
+    if (status.ok()) continue;
+    absl::Status undone;
+    for (size_t done = 0; done < i; ++done)
+      undone.Update(parts_[done]->swap()->SwapIn(ids[done]));
+    return undone.ok() ? status : Torn(sequence, status, undone);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SplitCache::SwapIn(SequenceId sequence) {
+  if (swap() == nullptr)
+    return absl::FailedPreconditionError("a cache has no swap space");
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<SequenceId> ids, Find(sequence));
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const absl::Status status = parts_[i]->swap()->SwapIn(ids[i]);
+    if (status.ok()) continue;
+    absl::Status undone;
+    // No kernel has used what came in.
+    for (size_t done = 0; done < i; ++done)
+      undone.Update(parts_[done]->swap()->SwapOut(ids[done], Fence()));
+    return undone.ok() ? status : Torn(sequence, status, undone);
+  }
   return absl::OkStatus();
 }
 

@@ -3,7 +3,7 @@
 //
 // A sequence is one in every cache. What fails in one of them is undone in the
 // others. Prompts are not shared: the caches would not agree on how much of a
-// prompt they have.
+// prompt they have. A sequence is swapped out where every cache can do that.
 
 #ifndef QUIRE_MODEL_ENGINE_SPLIT_CACHE_H_
 #define QUIRE_MODEL_ENGINE_SPLIT_CACHE_H_
@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "quire/alloc/mutex.h"
 #include "quire/paging/sequence_cache.h"
+#include "quire/paging/sequence_swap.h"
 
 namespace quire {
 
@@ -27,7 +28,7 @@ struct SplitLayer {
   uint32_t layer = 0;  // in it
 };
 
-class SplitCache final : public SequenceCache {
+class SplitCache final : public SequenceCache, public SequenceSwap {
  public:
   // `layout` is of all layers; `layers` says where each one is. REQUIRES: at
   // least one part, and every SplitLayer is in its part.
@@ -49,6 +50,14 @@ class SplitCache final : public SequenceCache {
   absl::StatusOr<KvLayerView> View(SequenceId sequence,
                                    uint32_t layer) const override;
   absl::Status CheckInvariants() const override;
+
+  // ---- SequenceSwap ----
+  // Null where a cache has no swap space.
+  SequenceSwap* swap() override;
+  // Another error of both: kDataLoss where a cache fails and another one cannot
+  // undo what it did; the sequence can then be released and nothing else.
+  absl::Status SwapOut(SequenceId sequence, const Fence& fence) override;
+  absl::Status SwapIn(SequenceId sequence) override;
 
  private:
   // The sequence's id in each part.

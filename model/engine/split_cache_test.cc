@@ -44,7 +44,9 @@ class SplitCacheTest : public testing::Test {
               .ok());
       auto cache = KvCache::Create(
           memory, Layout(static_cast<uint32_t>(layers[device].size())),
-          {.max_sequence_length = 4096, .max_sequences = 4});
+          {.max_sequence_length = 4096,
+           .max_sequences = 4,
+           .swap_space = swap_space_[device]});
       ASSERT_TRUE(cache.ok()) << cache.status();
       for (size_t i = 0; i < layers[device].size(); ++i)
         places[layers[device][i]] = {device, static_cast<uint32_t>(i)};
@@ -60,6 +62,7 @@ class SplitCacheTest : public testing::Test {
     return *KvLayout::Create(KvShape{layers, 4, 32, KvDType::kF32}, layers);
   }
 
+  Bytes swap_space_[2];  // of each device
   std::unique_ptr<Runtime> runtime_;
   std::vector<SequenceCache*> caches_;  // of split_
   std::unique_ptr<SplitCache> split_;
@@ -138,6 +141,83 @@ TEST_F(SplitCacheTest, SequencesAreApart) {
               split_->View(*second, layer)->KeyRow(0));
   EXPECT_TRUE(split_->Release(*first, Fence()).ok());
   EXPECT_TRUE(split_->Release(*second, Fence()).ok());
+}
+
+// Writes and reads a number in every row of a sequence of `tokens` tokens.
+void WriteRows(SplitCache& cache, SequenceId sequence, uint64_t tokens) {
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    const auto view = cache.View(sequence, layer);
+    ASSERT_TRUE(view.ok()) << view.status();
+    for (uint64_t token = 0; token < tokens; ++token)
+      *view->KeyRow(token).host_pointer<uint64_t>() = layer * 1000 + token;
+  }
+}
+void ExpectRows(SplitCache& cache, SequenceId sequence, uint64_t tokens) {
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    const auto view = cache.View(sequence, layer);
+    ASSERT_TRUE(view.ok()) << view.status();
+    for (uint64_t token = 0; token < tokens; ++token)
+      ASSERT_EQ(*view->KeyRow(token).host_pointer<uint64_t>(),
+                layer * 1000 + token);
+  }
+}
+
+TEST_F(SplitCacheTest, ASequenceIsSwappedOutOnAllDevices) {
+  swap_space_[0] = swap_space_[1] = MiB(1);
+  Open(8, 8);
+  ASSERT_EQ(split_->swap(), split_.get());
+  const auto sequence = split_->Admit(200);
+  ASSERT_TRUE(sequence.ok()) << sequence.status();
+  WriteRows(*split_, *sequence, 200);
+  const Bytes before = split_->Use().needed;
+  ASSERT_TRUE(split_->SwapOut(*sequence, Fence()).ok());
+  for (SequenceCache* const cache : caches_)
+    EXPECT_EQ(cache->Use().needed, Bytes(0));
+  // Others have the memory meanwhile.
+  const auto other = split_->Admit(200);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_TRUE(absl::IsResourceExhausted(split_->SwapIn(*sequence)));
+  ASSERT_TRUE(split_->Release(*other, Fence()).ok());
+  ASSERT_TRUE(split_->SwapIn(*sequence).ok());
+  EXPECT_EQ(split_->Use().needed, before);
+  ExpectRows(*split_, *sequence, 200);
+  EXPECT_TRUE(split_->CheckInvariants().ok());
+}
+
+// Device 1 is short of swap space, or of pages: device 0 goes back.
+TEST_F(SplitCacheTest, ASwapThatFailsOnOneDeviceIsUndoneOnTheOther) {
+  swap_space_[0] = MiB(1);
+  swap_space_[1] = kPage;
+  Open(8, 8);
+  const auto sequence = split_->Admit(200);
+  ASSERT_TRUE(sequence.ok()) << sequence.status();
+  WriteRows(*split_, *sequence, 200);
+  EXPECT_TRUE(absl::IsResourceExhausted(split_->SwapOut(*sequence, Fence())));
+  ExpectRows(*split_, *sequence, 200);
+  EXPECT_TRUE(split_->CheckInvariants().ok());
+  ASSERT_TRUE(split_->Shrink(*sequence, 64, Fence()).ok());
+  ASSERT_TRUE(split_->SwapOut(*sequence, Fence()).ok());
+  // All of device 1 is somebody else's.
+  const auto other = caches_[1]->Admit(8 * 64);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_TRUE(absl::IsResourceExhausted(split_->SwapIn(*sequence)));
+  EXPECT_EQ(caches_[0]->Use().needed, Bytes(0));
+  ASSERT_TRUE(caches_[1]->Release(*other, Fence()).ok());
+  ASSERT_TRUE(split_->SwapIn(*sequence).ok());
+  ExpectRows(*split_, *sequence, 64);
+  EXPECT_TRUE(split_->CheckInvariants().ok());
+}
+
+TEST_F(SplitCacheTest, WithoutSwapSpaceOnEveryDeviceNothingIsSwapped) {
+  swap_space_[0] = MiB(1);
+  Open(8, 8);
+  EXPECT_EQ(split_->swap(), nullptr);
+  const auto sequence = split_->Admit(10);
+  ASSERT_TRUE(sequence.ok()) << sequence.status();
+  EXPECT_EQ(split_->SwapOut(*sequence, Fence()).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(split_->SwapIn(*sequence).code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace
