@@ -87,8 +87,7 @@ void AddWatchOptions(CLI::App* app, double* interval,
   app->add_option("--interval", *interval, "Seconds between two")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
-  app->add_option("--count", *count, "So many times; 0: until Ctrl-C")
-      ->check(CLI::NonNegativeNumber);
+  app->add_option("--count", *count, "So many times; 0: until Ctrl-C");
 }
 
 absl::StatusOr<std::unique_ptr<MemoryLedger>> OpenLedger(

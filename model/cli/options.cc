@@ -28,6 +28,8 @@ std::string DescribeBadReal(const std::string& text) {
              : absl::StrCat("'", text, "' is no finite number");
 }
 
+}  // namespace
+
 std::string DescribeBadInteger(const std::string& text) {
   std::string_view digits = text;
   const bool negative = digits.starts_with('-');
@@ -46,7 +48,11 @@ std::string DescribeBadInteger(const std::string& text) {
               : absl::StrCat("'", text, "' does not fit into 64 bits");
 }
 
-}  // namespace
+std::string DescribeBadCount(const std::string& text) {
+  const std::string problem = DescribeBadInteger(text);
+  if (!problem.empty() || !text.starts_with('-')) return problem;
+  return absl::StrCat("'", text, "' is below 0");
+}
 
 CLI::Option* AddBytesOption(CLI::App* app, const std::string& name,
                             Bytes* target, const std::string& help) {
@@ -102,7 +108,9 @@ void CheckNumbers(CLI::App* app) {
     const std::string type = option->get_type_name();
     if (type.starts_with("FLOAT"))
       option->check(CLI::Validator(DescribeBadReal, ""));
-    else if (type.starts_with("UINT") || type.starts_with("INT"))
+    else if (type.starts_with("UINT"))
+      option->check(CLI::Validator(DescribeBadCount, ""));
+    else if (type.starts_with("INT"))
       option->check(CLI::Validator(DescribeBadInteger, ""));
   }
 }
@@ -203,6 +211,8 @@ void PrintModelWarnings(const Session& session) {
                               " is not applied; --adapter applies it"));
   for (const std::string& warning : session.weights().warnings())
     PrintWarning(warning);
+  for (const std::string& reason : session.empty_devices())
+    PrintWarning(reason);
   for (const AdapterInfo& adapter : session.adapters().List())
     for (const std::string& warning : adapter.warnings) PrintWarning(warning);
 }
@@ -250,20 +260,6 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options,
                   "weights come from the host or from disk")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  static const std::map<std::string, KvDType> kKvDTypes = {
-      {"f32", KvDType::kF32},
-      {"f16", KvDType::kF16},
-      {"bf16", KvDType::kBF16},
-      {"fp8", KvDType::kF8E4M3},
-      {"int8", KvDType::kInt8}};
-  app->add_option_function<std::string>(
-         "--kv-dtype",
-         [options](const std::string& name) {
-           options->kv_dtype = kKvDTypes.at(name);
-         },
-         "Elements of the KV cache: f32, f16, bf16, fp8 (E4M3) or int8, these "
-         "with a scale for each token and head [f16]")
-      ->check(CLI::IsMember(&kKvDTypes));
   static const std::map<std::string, LoadQuantization> kQuantizations = [] {
     std::map<std::string, LoadQuantization> quantizations;
     for (const LoadQuantization quantization :
@@ -297,52 +293,12 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options,
       ->capture_default_str();
   app->add_option("--max-model-len", options->max_model_len,
                   "Tokens of a sequence at most; 0: what the model allows")
-      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app->add_option("--max-num-batched-tokens", options->decoder.max_batch_tokens,
                   "Tokens of one forward pass at most")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  app->add_option("--layers-per-row", options->layers_per_row,
-                  "Layers whose keys and values share a row of the KV cache; "
-                  "0: all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-}
-
-void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
-  static const std::map<std::string, KvCacheKind> kKinds = [] {
-    std::map<std::string, KvCacheKind> kinds;
-    for (const KvCacheKind kind :
-         {KvCacheKind::kContiguous, KvCacheKind::kPaged, KvCacheKind::kStatic})
-      kinds[KvCacheKindName(kind)] = kind;
-    return kinds;
-  }();
-  app->add_option_function<std::string>(
-         "--kv-cache",
-         [options](const std::string& name) {
-           options->kv_cache = kKinds.at(name);
-         },
-         "contiguous: pages under each sequence as it grows; paged: tables of "
-         "blocks in a pool of all memory that is left; static: the longest "
-         "length for each sequence [contiguous]")
-      ->check(CLI::IsMember(&kKinds));
-  app->add_option("--block-size", options->block_size,
-                  "Tokens of a block, with --kv-cache paged")
-      ->check(CLI::Validator(
-          [](const std::string& text) {
-            uint32_t size = 0;
-            const auto [end, error] =
-                std::from_chars(text.data(), text.data() + text.size(), size);
-            return error == std::errc() && *end == 0 && IsPowerOfTwo(size)
-                       ? std::string()
-                       : text + " is no power of two";
-          },
-          "POWER OF TWO"))
-      ->capture_default_str();
-  AddBytesOption(app, "--swap-space", &options->swap_space,
-                 "Pinned host memory for sequences that have to give way, with "
-                 "--kv-cache contiguous; 0: they are computed again [0]");
+  AddKvLayoutOptions(app, options);
 }
 
 }  // namespace quire

@@ -25,6 +25,10 @@ extern const CLI::Validator kTokenList;
 // Wrong usage, where the status of a Validate is not OK.
 void RejectBadOptions(const absl::Status& status);
 
+// What is wrong with `text` as a whole number, or as one from 0 on; empty:
+// nothing.
+std::string DescribeBadInteger(const std::string& text);
+std::string DescribeBadCount(const std::string& text);
 // Every option of the verbs below `app` that takes a number refuses what is no
 // plain decimal number, or none that its type can hold. CLI11 takes what is
 // beyond 64 bits for the largest number, 010 for 8, and NaN for any number that
@@ -36,8 +40,12 @@ enum class DriverChoice : uint8_t { kHost, kHostOrCuda };
 // --driver, --device-memory, --gpu-memory-utilization, --page-unit.
 void AddDeviceOptions(CLI::App* app, DriverChoice drivers,
                       DeviceOptions* options);
-// --kv-cache, --block-size, --swap-space: of verbs that run a model and need no
-// memory beside what the session has, since a paged cache takes all of it.
+// --kv-dtype, --layers-per-row, --mean-tokens, --waste-limit, --max-cache-len,
+// --attention-sinks.
+void AddKvLayoutOptions(CLI::App* app, SessionOptions* options);
+// --kv-cache, --block-size, --swap-space, --page-ahead, and who runs when it is
+// full, --victims, --halve-above, --grow-below: of verbs that run a model and
+// need no memory beside what the session has, since a paged cache takes all.
 void AddKvCacheOptions(CLI::App* app, SessionOptions* options);
 // --adapter: folders of LoRA adapters.
 CLI::Option* AddAdapterOption(CLI::App* app, std::vector<std::string>* folders,
@@ -63,10 +71,11 @@ void PrintModelWarnings(const Session& session);
 void AddPlacementOptions(CLI::App* app, PlacementOptions* options);
 // --progress: "auto", "json" or "none", for LoadProgressIn.
 void AddProgressOption(CLI::App* app, std::string* mode);
-// The options of every verb that runs a model: the device's, --threads,
-// --kv-dtype, --activations, --max-num-seqs, --max-model-len,
-// --max-num-batched-tokens, --layers-per-row. The decoder computes on the host;
-// a plan can be for a GPU.
+// The options of every verb that runs a model: the device's,
+// AddKvLayoutOptions,
+// --threads, --activations, --max-num-seqs, --max-model-len,
+// --max-num-batched-tokens. The decoder computes on the host; a plan can be for
+// a GPU.
 void AddSessionOptions(CLI::App* app, SessionOptions* options,
                        DriverChoice drivers = DriverChoice::kHost);
 

@@ -34,9 +34,10 @@ struct BenchOptions {
 // knows none of them.
 absl::StatusOr<EngineStatistics> Run(const BenchOptions& options, uint32_t run,
                                      Session* session) {
-  Engine engine(&session->decoder(), &session->cache(),
-                options.session.max_sequences);
-  engine.set_make_room(
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
+                         Engine::Create(&session->decoder(), &session->cache(),
+                                        options.session.ForEngine()));
+  engine->set_make_room(
       [&](Bytes missing) { return session->MakeRoom(missing); });
   const uint32_t vocab = session->config().vocab_size;
   for (uint32_t s = 0; s < options.sequences; ++s) {
@@ -48,10 +49,10 @@ absl::StatusOr<EngineStatistics> Run(const BenchOptions& options, uint32_t run,
                                 uint64_t{i} * 104729) %
                                vocab));
     request.max_new_tokens = options.new_tokens;
-    QUIRE_RETURN_IF_ERROR(engine.Add(std::move(request)).status());
+    QUIRE_RETURN_IF_ERROR(engine->Add(std::move(request)).status());
   }
-  QUIRE_RETURN_IF_ERROR(engine.RunToCompletion());
-  return engine.statistics();
+  QUIRE_RETURN_IF_ERROR(engine->RunToCompletion());
+  return engine->statistics();
 }
 
 double PerSecond(double count, double seconds) {
@@ -119,6 +120,7 @@ absl::Status Bench(BenchOptions options) {
          {"memory_mapped", memory.mapped_bytes},
          {"kv_cache", KvCacheKindName(options.session.kv_cache)},
          {"kv_committed", kv_held.value()},
+         {"kv_layout", session->kv_layout()},
          {"preemptions", statistics.preemptions},
          {"swaps", statistics.swaps},
          {"memory", MemoryJson(*session)},
@@ -130,13 +132,14 @@ absl::Status Bench(BenchOptions options) {
         "decode   %10.1f tokens/s   (%d tokens each)\n"
         "weights  %10s read per step, %s/s\n"
         "memory   %10s mapped for weights and workspace, %s for KV\n"
+        "layout   %s\n"
         "machine  %d threads, %s\n",
         prompt_rate, options.sequences, options.prompt_tokens, decode_rate,
         options.new_tokens,
         FormatBytes(Bytes(static_cast<uint64_t>(weight_bytes))),
         FormatBytes(Bytes(static_cast<uint64_t>(bandwidth))),
         FormatBytes(Bytes(memory.mapped_bytes)), FormatBytes(kv_held),
-        session->pool().threads(), SimdTargetName())));
+        session->kv_layout(), session->pool().threads(), SimdTargetName())));
   }
   return WriteMemoryOutput(options.memory, *session);
 }
@@ -165,7 +168,14 @@ void AddBenchVerb(CLI::App* app, Action* chosen) {
   AddSessionOptions(verb, &options->session);
   AddKvCacheOptions(verb, &options->session);
   AddMemoryOutputOptions(verb, &options->memory);
-  verb->callback([=] { *chosen = [=] { return Bench(*options); }; });
+  verb->callback([=] {
+    RejectBadOptions(options->session.Validate());
+    // The lengths are known here: those halfway through the decoding.
+    if (options->session.kv_workload.mean_tokens == 0)
+      options->session.kv_workload.mean_tokens =
+          uint64_t{options->prompt_tokens} + options->new_tokens / 2;
+    *chosen = [=] { return Bench(*options); };
+  });
 }
 
 }  // namespace quire

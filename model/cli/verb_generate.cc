@@ -103,7 +103,8 @@ absl::StatusOr<std::vector<TokenId>> EosTokens(const Session& session,
     return absl::InvalidArgumentError(path + ": is no JSON object");
   const nlohmann::json none = nlohmann::json::object();
   QUIRE_ASSIGN_OR_RETURN(const std::vector<TokenId> named,
-                         EosTokenIds(none, none, *config, none, tokenizer));
+                         EosTokenIds(session.checkpoint().folder(), none, none,
+                                     *config, none, tokenizer));
   tokens.insert(tokens.end(), named.begin(), named.end());
   return tokens;
 }
@@ -159,6 +160,7 @@ absl::Status PrintCompletions(const GenerateOptions& options,
   nlohmann::json result = sequences.size() == 1
                               ? std::move(sequences[0])
                               : nlohmann::json{{"sequences", sequences}};
+  result["kv_layout"] = session.kv_layout();
   result["memory"] = MemoryJson(session);
   return PrintJson(result);
 }
@@ -178,6 +180,9 @@ absl::Status Generate(GenerateOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(options.model, options.session));
   PrintModelWarnings(*session);
+  // Who leaves the choice to the program learns what it was.
+  if (options.session.layers_per_row == kAutoLayersPerRow)
+    PrintMessage(absl::StrCat("KV layout: ", session->kv_layout(), "\n"));
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<AdapterId> adapters,
       ChooseAdapters(options.adapters, session->adapters(), prompts.size()));
@@ -196,9 +201,11 @@ absl::Status Generate(GenerateOptions options) {
   std::vector<OutputText> outputs;
   for (size_t i = 0; i < prompts.size(); ++i)
     outputs.emplace_back(text, options.stop);
-  Engine engine(&session->decoder(), &session->cache(),
-                options.session.max_sequences, &session->adapters());
-  engine.set_make_room(
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Engine> engine,
+      Engine::Create(&session->decoder(), &session->cache(),
+                     options.session.ForEngine(), &session->adapters()));
+  engine->set_make_room(
       [&](Bytes missing) { return session->MakeRoom(missing); });
   for (size_t i = 0; i < prompts.size(); ++i) {
     Request request;
@@ -215,17 +222,17 @@ absl::Status Generate(GenerateOptions options) {
       view.Append(i, step.text);
       return step.reason == StopReason::kNone;
     };
-    QUIRE_RETURN_IF_ERROR(engine.Add(std::move(request)).status());
+    QUIRE_RETURN_IF_ERROR(engine->Add(std::move(request)).status());
   }
   session->runtime().trace()->Mark("generate");
-  while (!engine.done()) {
-    QUIRE_RETURN_IF_ERROR(engine.Step());
+  while (!engine->done()) {
+    QUIRE_RETURN_IF_ERROR(engine->Step());
     QUIRE_RETURN_IF_ERROR(view.Refresh());
   }
   for (size_t i = 0; i < prompts.size(); ++i)
-    view.Append(i, outputs[i].Finish(engine.completions()[i].reason));
+    view.Append(i, outputs[i].Finish(engine->completions()[i].reason));
   QUIRE_RETURN_IF_ERROR(
-      PrintCompletions(options, prompts, *session, engine, text, &view));
+      PrintCompletions(options, prompts, *session, *engine, text, &view));
   return WriteMemoryOutput(options.memory, *session);
 }
 
@@ -233,7 +240,6 @@ absl::Status Generate(GenerateOptions options) {
 std::vector<CLI::Option*> AddSamplingOptions(CLI::App* verb,
                                              SamplingOptions* sampling) {
   verb->add_option("--seed", sampling->seed, "Of the random numbers")
-      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   const std::vector<CLI::Option*> options = {
       verb->add_option("--temperature", sampling->temperature,
@@ -274,7 +280,7 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
       "--max-new-tokens", options->max_new_tokens,
       "Tokens to add at most; else what the model's generation_config.json "
       "says");
-  max_new_tokens->check(CLI::NonNegativeNumber)->capture_default_str();
+  max_new_tokens->capture_default_str();
   verb->add_flag("--ignore-eos", options->ignore_eos,
                  "Go on after the end of the text");
   verb->add_option("--stop", options->stop,
@@ -311,6 +317,7 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
         sampling.begin(), sampling.end(),
         [](const CLI::Option* option) { return option->count() > 0; });
     RejectBadOptions(options->sampling.Validate());
+    RejectBadOptions(options->session.Validate());
     *chosen = [=] { return Generate(*options); };
   });
 }

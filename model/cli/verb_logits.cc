@@ -64,7 +64,10 @@ void AddLogitsVerb(CLI::App* app, Action* chosen) {
       ->expected(1);
   AddSessionOptions(verb, &options->session);
   AddKvCacheOptions(verb, &options->session);
-  verb->callback([=] { *chosen = [=] { return Logits(*options); }; });
+  verb->callback([=] {
+    RejectBadOptions(options->session.Validate());
+    *chosen = [=] { return Logits(*options); };
+  });
 }
 
 }  // namespace quire

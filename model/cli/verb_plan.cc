@@ -1,15 +1,19 @@
 // quire plan: what would fit, before a weight is read.
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "model/cli/kv_plan_output.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
@@ -17,7 +21,9 @@
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/checkpoint.h"
 #include "quire/loader/quote.h"
+#include "quire/model/kv_plan.h"
 #include "quire/model/plan.h"
+#include "quire/model/published_models.h"
 
 namespace quire {
 namespace {
@@ -28,7 +34,6 @@ struct PlanOptions {
   std::string model;
   std::vector<std::string> adapters;
   SessionOptions session;
-  uint64_t mean_tokens = 0;
   bool tensors = false;
   bool json = false;
 };
@@ -107,17 +112,12 @@ json ToJson(const ModelPlan& plan, const SessionOptions& options) {
   }
   json batches = json::array();
   for (const PlannedBatch& batch : plan.batches) {
-    batches.push_back(
-        {{"tokens", batch.tokens}, {"sequences", batch.sequences}});
+    batches.push_back({{"tokens", batch.tokens},
+                       {"kept", batch.kept.value()},
+                       {"sequences", batch.sequences}});
   }
-  json layouts = json::array();
-  for (const KvLayoutChoice::Candidate& layout : plan.layouts.candidates) {
-    layouts.push_back({{"layers_per_row", layout.layers_per_row},
-                       {"groups", layout.groups},
-                       {"row_bytes", layout.row.value()},
-                       {"tail_waste", layout.tail_waste}});
-  }
-  return {{"fits", plan.fits},
+  return {{"decodes", true},
+          {"fits", plan.fits},
           {"device_memory", plan.device_memory.value()},
           {"usable", plan.usable.value()},
           {"page_size", plan.page_size.value()},
@@ -127,14 +127,8 @@ json ToJson(const ModelPlan& plan, const SessionOptions& options) {
           {"fixed", plan.fixed.value()},
           {"parameters", plan.parameters},
           {"rule_of_thumb", plan.rule_of_thumb.value()},
-          {"kv",
-           {{"dtype", KvDTypeName(options.kv_dtype)},
-            {"bytes_per_token", plan.kv_token.value()},
-            {"layers_per_row", plan.layers_per_row},
-            {"bytes", plan.kv.value()},
-            {"layouts", std::move(layouts)},
-            {"auto_layers_per_row", plan.layouts.options.layers_per_row},
-            {"auto_reason", plan.layouts.reason}}},
+          {"kv", KvJson(options, plan.kinds, plan.kv_token, plan.layers_per_row,
+                        plan.kv, plan.layouts)},
           {"tokens", plan.kv_tokens},
           {"max_model_len", plan.max_model_len},
           {"longest_sequence", plan.longest_sequence},
@@ -226,17 +220,17 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
                        FormatBytes(plan.kv), plan.kv_tokens,
                        FormatBytes(plan.kv_token),
                        KvDTypeName(options.kv_dtype), plan.layers_per_row));
+  absl::StrAppend(&text, KvFormulaText(plan.kinds));
   line("longest sequence",
        absl::StrFormat("%u of %u tokens", plan.longest_sequence,
                        plan.max_model_len));
   absl::StrAppend(&text, "\n place\n", PlacementText(plan));
-  text += "\n  tokens each   sequences at once\n";
+  text += "\n  tokens each   bytes of keys and values   sequences at once\n";
   for (const PlannedBatch& batch : plan.batches) {
-    absl::StrAppendFormat(&text, "%13u   %17u\n", batch.tokens,
-                          batch.sequences);
+    absl::StrAppendFormat(&text, "%13u   %24u   %17u\n", batch.tokens,
+                          batch.kept.value(), batch.sequences);
   }
-  absl::StrAppend(&text, "\n", FormatLayoutChoice(plan.layouts),
-                  plan.layouts.reason, "\n");
+  absl::StrAppend(&text, KvLayoutsText(plan.layouts));
   text += plan.fits ? "\nIt fits.\n" : "\nIt does not fit.\n";
   for (const std::string& advice : plan.advice) {
     absl::StrAppendFormat(&text, "- %s\n", advice);
@@ -244,18 +238,21 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
   return text;
 }
 
-absl::Status Plan(PlanOptions options) {
-  QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
-  options.session.adapters = NameAdapters(options.adapters);
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
-                         HasNoWeights(options.model)
-                             ? OpenShape(options.model)
-                             : Checkpoint::Open(options.model));
-  QUIRE_ASSIGN_OR_RETURN(const ModelConfig config,
-                         ParseModelConfig(*checkpoint));
+absl::Status PrintKvPlan(const PlanOptions& options, const KvConfig& config,
+                         std::optional<Bytes> weights,
+                         std::string why_not_decoded) {
   QUIRE_ASSIGN_OR_RETURN(
-      const ModelPlan plan,
-      PlanModel(*checkpoint, config, options.session, options.mean_tokens));
+      const KvPlan plan,
+      PlanKv(config, weights, std::move(why_not_decoded), options.session));
+  return options.json ? PrintJson(KvPlanJson(plan, options.session))
+                      : PrintText(KvPlanText(plan));
+}
+
+absl::Status PrintModelPlan(const PlanOptions& options,
+                            const Checkpoint& checkpoint,
+                            const ModelConfig& config) {
+  QUIRE_ASSIGN_OR_RETURN(const ModelPlan plan,
+                         PlanModel(checkpoint, config, options.session));
   if (options.json) {
     json result = ToJson(plan, options.session);
     if (options.tensors) result["tensors"] = TensorsJson(plan);
@@ -267,6 +264,51 @@ absl::Status Plan(PlanOptions options) {
   return PrintText(text);
 }
 
+// A model that the decoder refuses has keys and values nevertheless.
+absl::Status PlanWithoutDecoder(const PlanOptions& options,
+                                const Checkpoint& checkpoint,
+                                const absl::Status& refusal) {
+  if (checkpoint.format() == CheckpointFormat::kGguf) return refusal;
+  const absl::StatusOr<KvConfig> config =
+      ParseKvConfig(checkpoint.config(), checkpoint.folder() + "/config.json");
+  if (!config.ok()) return refusal;
+  return PrintKvPlan(options, *config,
+                     checkpoint.tensors().empty()
+                         ? std::nullopt
+                         : std::optional(checkpoint.total_size()),
+                     std::string(refusal.message()));
+}
+
+absl::Status Plan(PlanOptions options) {
+  std::error_code ignored;
+  const PublishedModel* const published =
+      std::filesystem::exists(options.model, ignored)
+          ? nullptr
+          : FindPublishedModel(options.model);
+  if (published != nullptr) {
+    QUIRE_ASSIGN_OR_RETURN(const KvConfig config, published->ParseKv());
+    options.session.adapters = NameAdapters(options.adapters);
+    return PrintKvPlan(options, config, published->weights,
+                       absl::StrCat(options.model,
+                                    " names a published configuration: to "
+                                    "decode takes a checkpoint"));
+  }
+  QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
+  options.session.adapters = NameAdapters(options.adapters);
+  const bool no_weights = HasNoWeights(options.model);
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
+                         no_weights ? OpenConfiguration(options.model)
+                                    : Checkpoint::Open(options.model));
+  const absl::StatusOr<ModelConfig> config = ParseModelConfig(*checkpoint);
+  if (absl::IsUnimplemented(config.status()))
+    return PlanWithoutDecoder(options, *checkpoint, config.status());
+  QUIRE_RETURN_IF_ERROR(config.status());
+  if (no_weights) {
+    QUIRE_ASSIGN_OR_RETURN(checkpoint, OpenShape(options.model));
+  }
+  return PrintModelPlan(options, *checkpoint, *config);
+}
+
 }  // namespace
 
 void AddPlanVerb(CLI::App* app, Action* chosen) {
@@ -275,21 +317,20 @@ void AddPlanVerb(CLI::App* app, Action* chosen) {
       "plan", "What would fit on a device: weights, workspace, sequences");
   verb->add_option("MODEL", options->model,
                    "Folder, .safetensors or .gguf file; a folder with nothing "
-                   "but config.json will do")
+                   "but config.json, or the name of a published model such as "
+                   "gpt-oss-20b, will do")
       ->required();
   AddAdapterOption(verb, &options->adapters,
                    "Folder of a LoRA adapter that is to be resident as well; "
                    "may be repeated");
   AddSessionOptions(verb, &options->session, DriverChoice::kHostOrCuda);
-  verb->add_option("--mean-tokens", options->mean_tokens,
-                   "Of a sequence, to choose a KV layout by; 0: half of the "
-                   "longest")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
   verb->add_flag("--tensors", options->tensors,
                  "List every tensor: where it goes, and what it takes there");
   verb->add_flag("--json", options->json, "Machine-readable");
-  verb->callback([=] { *chosen = [=] { return Plan(*options); }; });
+  verb->callback([=] {
+    RejectBadOptions(options->session.Validate());
+    *chosen = [=] { return Plan(*options); };
+  });
 }
 
 }  // namespace quire

@@ -193,7 +193,6 @@ void AddPerplexityVerb(CLI::App* app, Action* chosen) {
       ->capture_default_str();
   verb->add_option("--max-tokens", options->max_tokens,
                    "Tokens of the text to use at most")
-      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb->add_flag("--json", options->json, "Machine-readable");
   AddSessionOptions(verb, &options->session);
@@ -245,7 +244,6 @@ void AddQuantizeVerbs(CLI::App* app, Action* chosen) {
       ->check(CLI::Range(2, 65536))
       ->capture_default_str();
   verb->add_option("--seed", options->seed, "Of the sampled text")
-      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   AddBytesOption(verb, "--activation-cache", &quantize.activation_cache,
                  "Host memory for the activations of the calibration tokens "

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "model/engine/kv_shape.h"
 #include "model/engine/split_cache.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/paging/block_table_cache.h"
@@ -13,14 +14,23 @@
 namespace quire {
 namespace {
 
-absl::StatusOr<KvLayout> LayoutOf(const ModelConfig& config, uint32_t layers,
-                                  const SessionOptions& options) {
+// `layers` of them are on the device, of all or of some.
+absl::StatusOr<DeviceLayers> LayOut(const ModelConfig& config, DeviceId device,
+                                    std::vector<uint32_t> layers,
+                                    SessionOptions options) {
+  const auto count = static_cast<uint32_t>(layers.size());
+  // A device with fewer layers than a row has has them all in one.
+  if (options.layers_per_row <= config.layers)
+    options.layers_per_row = std::min(options.layers_per_row, count);
   KvShape shape = MakeKvShape(config, options);
-  shape.layers = layers;
-  return KvLayout::Create(shape,
-                          options.layers_per_row == 0
-                              ? layers
-                              : std::min(options.layers_per_row, layers));
+  shape.layers = count;
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t longest,
+                         LongestSequence(config, options));
+  QUIRE_ASSIGN_OR_RETURN(LayersInRow row,
+                         LayersPerRow(shape, options, longest));
+  QUIRE_ASSIGN_OR_RETURN(KvLayout layout, KvLayout::Create(shape, row.layers));
+  return DeviceLayers{device, std::move(layers), std::move(layout),
+                      std::move(row.why)};
 }
 
 absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
@@ -51,6 +61,9 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
                              {.max_sequence_length = max_sequence_length,
                               .max_sequences = options.max_sequences,
                               .owner = owner,
+                              .page_ahead = {.max_steps = options.page_ahead,
+                                             .thread = options.page_ahead > 0,
+                                             .clock = nullptr},
                               .limit = options.kv_limit,
                               .stream = stream,
                               .swap_space = options.swap_space});
@@ -85,36 +98,39 @@ absl::StatusOr<std::vector<DeviceLayers>> LayersByDevice(
   }
   std::vector<DeviceLayers> parts;
   for (auto& [device, layers] : found) {
-    QUIRE_ASSIGN_OR_RETURN(
-        KvLayout layout,
-        found.size() == 1
-            ? MakeKvLayout(config, options)
-            : LayoutOf(config, static_cast<uint32_t>(layers.size()), options));
-    parts.push_back({device, std::move(layers), std::move(layout)});
+    QUIRE_ASSIGN_OR_RETURN(DeviceLayers part,
+                           LayOut(config, device, std::move(layers), options));
+    parts.push_back(std::move(part));
   }
   return parts;
 }
 
 absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
-    Runtime* runtime, const ModelConfig& config, const ModelWeights& weights,
-    const Decoder& decoder, const SessionOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(
-      const std::vector<DeviceLayers> devices,
-      LayersByDevice(config, options, LayerDevices(config, weights)));
+    Runtime* runtime, const ModelConfig& config,
+    const std::vector<DeviceLayers>& devices, const Decoder& decoder,
+    const SessionOptions& options) {
   if (!options.swap_space.zero() &&
-      (options.kv_cache != KvCacheKind::kContiguous || devices.size() > 1))
+      options.kv_cache != KvCacheKind::kContiguous)
     return absl::InvalidArgumentError(absl::StrCat(
         "a swap space of ", FormatBytes(options.swap_space),
-        " needs the contiguous KV cache on one device: what is preempted in "
-        "the ",
-        KvCacheKindName(options.kv_cache), " one on ", devices.size(),
-        " is computed again"));
+        " needs the contiguous KV cache: what is preempted in the ",
+        KvCacheKindName(options.kv_cache), " one is computed again"));
+  if (options.page_ahead > 0 && options.kv_cache != KvCacheKind::kContiguous)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--page-ahead ", options.page_ahead,
+                     " needs the contiguous KV cache: the ",
+                     KvCacheKindName(options.kv_cache),
+                     " one has all its pages from the start"));
   std::vector<std::unique_ptr<SequenceCache>> parts;
   std::vector<SplitLayer> layers(config.layers);
   for (const DeviceLayers& part : devices) {
+    // Each device's rows have their share of the swap space.
+    SessionOptions of_part = options;
+    of_part.swap_space =
+        Bytes(options.swap_space.value() / config.layers * part.layers.size());
     QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> cache,
                            CreatePart(runtime, config, part,
-                                      decoder.stream(part.device), options));
+                                      decoder.stream(part.device), of_part));
     for (size_t i = 0; i < part.layers.size(); ++i)
       layers[part.layers[i]] = {parts.size(), static_cast<uint32_t>(i)};
     parts.push_back(std::move(cache));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,6 +24,7 @@ struct DeviceLayers {
   DeviceId device;
   std::vector<uint32_t> layers;
   KvLayout layout;
+  std::string why;  // it has so many layers to a row
 };
 // In the order in which the devices are first used. `devices` is that of each
 // layer; with one device, its layout is that of MakeKvLayout.
@@ -33,9 +35,11 @@ absl::StatusOr<std::vector<DeviceLayers>> LayersByDevice(
 std::vector<DeviceId> LayerDevices(const ModelConfig& config,
                                    const ModelWeights& weights);
 
+// `devices` are LayersByDevice of the same configuration and options.
 absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
-    Runtime* runtime, const ModelConfig& config, const ModelWeights& weights,
-    const Decoder& decoder, const SessionOptions& options);
+    Runtime* runtime, const ModelConfig& config,
+    const std::vector<DeviceLayers>& devices, const Decoder& decoder,
+    const SessionOptions& options);
 
 }  // namespace quire
 

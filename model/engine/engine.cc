@@ -4,9 +4,11 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "model/adapters/adapter.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/verdict.h"
+#include "quire/paging/victim_policy.h"
 
 namespace quire {
 namespace {
@@ -65,19 +67,44 @@ struct Engine::Sequence {
   std::vector<TokenId> keys;    // of a sequence with an adapter
 };
 
+Engine::Engine(Decoder* decoder, SequenceCache* cache,
+               const AdapterSet* adapters)
+    : decoder_(decoder), cache_(cache), adapters_(adapters) {}
+
 Engine::Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences,
                const AdapterSet* adapters)
-    : decoder_(decoder), cache_(cache), adapters_(adapters) {
-  SchedulerOptions options;
-  options.max_num_seqs = std::max(max_sequences, 1u);
-  options.max_num_batched_tokens = decoder->options().max_batch_tokens;
-  options.max_logit_rows = decoder->options().max_logit_rows;
-  // Only limits of 0 could be refused, and the decoder has none.
-  scheduler_ =
-      *Scheduler::Create(cache, options, /*policy=*/nullptr, cache->swap(),
-                         [this](RequestId id) -> std::span<const TokenId> {
-                           return sequences_.at(id)->Keys();
-                         });
+    : Engine(decoder, cache, adapters) {
+  // Only options that are not the default ones could be refused.
+  CreateScheduler({.max_sequences = max_sequences}).IgnoreError();
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
+    Decoder* decoder, SequenceCache* cache, const EngineOptions& options,
+    const AdapterSet* adapters) {
+  std::unique_ptr<Engine> engine(new Engine(decoder, cache, adapters));
+  QUIRE_RETURN_IF_ERROR(engine->CreateScheduler(options));
+  return engine;
+}
+
+absl::Status Engine::CreateScheduler(const EngineOptions& options) {
+  std::unique_ptr<VictimPolicy> policy =
+      MakeVictimPolicy(options.victim_policy);
+  if (policy == nullptr)
+    return absl::InvalidArgumentError(
+        absl::StrCat("victim policy '", options.victim_policy,
+                     "': 'youngest', 'lru' or 'page-aware'"));
+  SchedulerOptions scheduler;
+  scheduler.max_num_seqs = std::max(options.max_sequences, 1u);
+  scheduler.max_num_batched_tokens = decoder_->options().max_batch_tokens;
+  scheduler.max_logit_rows = decoder_->options().max_logit_rows;
+  scheduler.batch_limit = options.batch_limit;
+  QUIRE_ASSIGN_OR_RETURN(
+      scheduler_,
+      Scheduler::Create(cache_, scheduler, std::move(policy), cache_->swap(),
+                        [this](RequestId id) -> std::span<const TokenId> {
+                          return sequences_.at(id)->Keys();
+                        }));
+  return absl::OkStatus();
 }
 
 // The scheduler gives the pages back. Forward has waited for its work, so
@@ -219,6 +246,7 @@ absl::Status Engine::Step() {
   const SchedulerStatistics scheduled = scheduler_->GetStatistics();
   statistics_.preemptions = scheduled.preemptions;
   statistics_.swaps = scheduled.swaps;
+  statistics_.batch_halvings = scheduled.halvings;
   statistics_.cached_prompt_tokens = scheduled.cached_tokens;
   return status;
 }

@@ -1,6 +1,7 @@
 #include "model/engine/placement.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -98,12 +99,19 @@ bool Tighten(const std::vector<Bytes>& devices, const DeviceMap& map,
   return tightened;
 }
 
-absl::StatusOr<DeviceMap> PlanWithinDevices(
+// A policy's map, and what it could give each place of weights.
+struct PolicyMap {
+  DeviceMap map;
+  std::vector<MemoryLimit> limits;
+};
+
+absl::StatusOr<PolicyMap> PlanWithinDevices(
     const Checkpoint& checkpoint, const ModelConfig& config,
     const SessionOptions& options, const std::vector<Bytes>& devices,
     std::span<const PlacementBlock> blocks, PlacementRules rules) {
-  QUIRE_ASSIGN_OR_RETURN(const DeviceMap first, PlanDeviceMap(blocks, rules));
-  DeviceMap map = first;
+  QUIRE_ASSIGN_OR_RETURN(DeviceMap first_map, PlanDeviceMap(blocks, rules));
+  const PolicyMap first{std::move(first_map), rules.limits};
+  DeviceMap map = first.map;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     QUIRE_ASSIGN_OR_RETURN(
         const Reservation reservation,
@@ -112,14 +120,14 @@ absl::StatusOr<DeviceMap> PlanWithinDevices(
     QUIRE_ASSIGN_OR_RETURN(const std::vector<Bytes> sequences,
                            LongestSequenceBytes(config, options, reservation));
     if (!Tighten(devices, map, blocks, reservation, sequences, &rules.limits))
-      return map;
+      break;
     absl::StatusOr<DeviceMap> tighter = PlanDeviceMap(blocks, rules);
     // Nowhere else has room: the first map is as good as any, and who uses it
     // learns what does not fit.
     if (!tighter.ok()) return first;
     map = *std::move(tighter);
   }
-  return map;
+  return PolicyMap{std::move(map), std::move(rules.limits)};
 }
 
 absl::Status CheckLimits(const std::string& path, const DeviceMap& map,
@@ -137,6 +145,28 @@ absl::Status CheckLimits(const std::string& path, const DeviceMap& map,
   return absl::OkStatus();
 }
 
+std::string ExplainEmptyDevice(size_t device, Bytes memory,
+                               const PolicyMap& policy) {
+  const MemoryPlace place = DevicePlace(static_cast<int32_t>(device));
+  const auto at_place = [&](const auto& one) { return one.place == place; };
+  const std::string begin = absl::StrCat("device ", device, " stays empty: ");
+  const auto limit =
+      std::find_if(policy.limits.begin(), policy.limits.end(), at_place);
+  if (limit == policy.limits.end())
+    return absl::StrCat(begin, "no limit of memory names it");
+  const auto unused = std::find_if(policy.map.unused.begin(),
+                                   policy.map.unused.end(), at_place);
+  if (unused == policy.map.unused.end())
+    return absl::StrCat(begin, "the devices before it hold all parts");
+  return absl::StrCat(
+      begin, "the next part takes ", FormatBytes(unused->needed), ", and of ",
+      FormatBytes(memory), " it has ", FormatBytes(limit->limit),
+      " for weights",
+      limit->limit < memory
+          ? ", beside workspace and a sequence of the longest length"
+          : "");
+}
+
 }  // namespace
 
 std::vector<Bytes> LimitsOf(const Runtime& runtime) {
@@ -144,6 +174,20 @@ std::vector<Bytes> LimitsOf(const Runtime& runtime) {
   for (int i = 0; i < runtime.device_count(); ++i)
     limits.push_back(runtime.memory(DeviceId(i))->GetStatistics().limit);
   return limits;
+}
+
+absl::StatusOr<DeviceView> LookAtDevices(DeviceOptions options) {
+  options.backing = false;
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
+                         CreateRuntime(options));
+  DeviceView view;
+  for (int i = 0; i < runtime->device_count(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory,
+                           runtime->driver()->GetMemoryInfo(DeviceId(i)));
+    view.memory = SaturatingAdd(view.memory, memory.total);
+  }
+  view.limits = LimitsOf(*runtime);
+  return view;
 }
 
 absl::StatusOr<DeviceOptions> DevicesFor(const Checkpoint& checkpoint,
@@ -174,12 +218,12 @@ absl::StatusOr<DeviceOptions> DevicesFor(const Checkpoint& checkpoint,
   return devices;
 }
 
-absl::StatusOr<WeightPlacement> PlaceWeights(const Checkpoint& checkpoint,
-                                             const ModelConfig& config,
-                                             const SessionOptions& options,
-                                             const std::vector<Bytes>& limits) {
+absl::StatusOr<PlacedWeights> PlaceWeights(const Checkpoint& checkpoint,
+                                           const ModelConfig& config,
+                                           const SessionOptions& options,
+                                           const std::vector<Bytes>& limits) {
   const PlacementOptions& placement = options.placement;
-  WeightPlacement result{{}, placement.offload};
+  PlacedWeights result{{{}, placement.offload}, {}};
   if (!placement.in_use()) return result;
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<PlacementBlock> blocks,
@@ -191,16 +235,20 @@ absl::StatusOr<WeightPlacement> PlaceWeights(const Checkpoint& checkpoint,
                                          static_cast<int>(limits.size())));
     QUIRE_RETURN_IF_ERROR(
         CheckLimits(placement.device_map, map, blocks, placement.max_memory));
-    result.places = std::move(map.places);
+    result.placement.places = std::move(map.places);
     return result;
   }
   // What the host keeps is not run there, so nothing of it is held free.
   PlacementRules rules{.policy = *policy, .limits = {}, .host_buffers = false};
   QUIRE_ASSIGN_OR_RETURN(rules.limits, PlaceLimits(options, limits));
-  QUIRE_ASSIGN_OR_RETURN(DeviceMap map,
+  QUIRE_ASSIGN_OR_RETURN(PolicyMap chosen,
                          PlanWithinDevices(checkpoint, config, options, limits,
                                            blocks, std::move(rules)));
-  result.places = std::move(map.places);
+  for (size_t i = 0; i < limits.size(); ++i) {
+    if (chosen.map.BytesOn(DevicePlace(static_cast<int32_t>(i)), blocks).zero())
+      result.empty_devices.push_back(ExplainEmptyDevice(i, limits[i], chosen));
+  }
+  result.placement.places = std::move(chosen.map.places);
   return result;
 }
 

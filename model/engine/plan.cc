@@ -3,24 +3,21 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "model/engine/kv_shape.h"
 #include "model/engine/placement.h"
+#include "model/engine/plan_advice.h"
 #include "model/engine/reservation.h"
 #include "quire/alloc/runtime.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quantization.h"
 #include "quire/paging/kv_layout.h"
 
 namespace quire {
 namespace {
 
-// What a 4-bit GPTQ checkpoint with groups of 128 takes for each parameter: the
-// code, and a 16-bit scale and a zero point a group.
-constexpr double kBitsOfFourBitWeights = 4 + (16 + 4) / 128.0;
 // The pages that are left on each device, and what of sequences they hold.
 class KvRoom {
  public:
@@ -167,21 +164,6 @@ Bytes HostPeak(const ModelWeights& weights, const SessionOptions& options) {
   return std::max(peak, kept);
 }
 
-// The devices that are planned for.
-absl::StatusOr<std::vector<Bytes>> LookAtDevices(DeviceOptions options,
-                                                 ModelPlan* plan) {
-  options.backing = false;
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
-                         CreateRuntime(options));
-  for (int i = 0; i < runtime->device_count(); ++i) {
-    QUIRE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory,
-                           runtime->driver()->GetMemoryInfo(DeviceId(i)));
-    plan->device_memory = SaturatingAdd(plan->device_memory, memory.total);
-  }
-  plan->page_size = options.page_size;
-  return LimitsOf(*runtime);
-}
-
 // ---- Alternatives -----------------------------------------------------------
 
 // More of the same device than anybody has in one machine.
@@ -195,15 +177,16 @@ absl::StatusOr<PlannedAlternative> TryPlacement(
   options.placement.device_map = "sequential";
   options.placement.max_memory = std::move(max_memory);
   PlannedAlternative alternative{.description = std::move(description)};
-  const absl::StatusOr<WeightPlacement> placement =
+  const absl::StatusOr<PlacedWeights> placed =
       PlaceWeights(checkpoint, config, options, limits);
   // That there is no room this way either is what is to be said.
-  if (absl::IsResourceExhausted(placement.status())) return alternative;
-  QUIRE_RETURN_IF_ERROR(placement.status());
+  if (absl::IsResourceExhausted(placed.status())) return alternative;
+  QUIRE_RETURN_IF_ERROR(placed.status());
+  const WeightPlacement& placement = placed->placement;
   QUIRE_ASSIGN_OR_RETURN(
       const Outlook outlook,
-      LookAt(checkpoint, config, options, *placement, limits, max_model_len));
-  alternative.places = placement->places;
+      LookAt(checkpoint, config, options, placement, limits, max_model_len));
+  alternative.places = placement.places;
   alternative.host =
       BytesIn(outlook.reservation.weights->parts(), MemoryTier::kHost);
   alternative.longest_sequence = outlook.longest_sequence;
@@ -212,12 +195,25 @@ absl::StatusOr<PlannedAlternative> TryPlacement(
   return alternative;
 }
 
-// What the host, and what more devices like the first, would change.
+// Devices that a part went to.
+size_t DevicesUsed(const std::vector<MemoryPlace>& places) {
+  std::set<DeviceId> devices;
+  for (const MemoryPlace& place : places)
+    if (place.tier == MemoryTier::kDevice) devices.insert(place.device);
+  return devices.size();
+}
+
+// What the host, and what more devices like the first, would change, where that
+// is for the better: than `longest_sequence`, which is what fits now.
 absl::StatusOr<std::vector<PlannedAlternative>> FindAlternatives(
     const Checkpoint& checkpoint, const ModelConfig& config,
     const SessionOptions& options, const std::vector<Bytes>& limits,
-    uint64_t max_model_len) {
+    uint64_t max_model_len, uint64_t longest_sequence) {
   std::vector<PlannedAlternative> alternatives;
+  const auto add_if_better = [&](PlannedAlternative alternative) {
+    if (alternative.fits || alternative.longest_sequence > longest_sequence)
+      alternatives.push_back(std::move(alternative));
+  };
   std::vector<MemoryLimit> places;
   for (size_t i = 0; i < limits.size(); ++i)
     places.push_back({DevicePlace(static_cast<int32_t>(i)), limits[i]});
@@ -227,118 +223,61 @@ absl::StatusOr<std::vector<PlannedAlternative>> FindAlternatives(
       PlannedAlternative host,
       TryPlacement("weights on the host", checkpoint, config, options,
                    with_host, limits, max_model_len));
-  alternatives.push_back(std::move(host));
+  add_if_better(std::move(host));
   std::vector<Bytes> more = limits;
   while (more.size() < kMaxAlternativeDevices) {
     places.push_back(
         {DevicePlace(static_cast<int32_t>(more.size())), limits.front()});
     more.push_back(limits.front());
-    QUIRE_ASSIGN_OR_RETURN(
-        PlannedAlternative devices,
-        TryPlacement(absl::StrCat(more.size(), " devices"), checkpoint, config,
-                     options, places, more, max_model_len));
+    QUIRE_ASSIGN_OR_RETURN(PlannedAlternative devices,
+                           TryPlacement("", checkpoint, config, options, places,
+                                        more, max_model_len));
+    devices.description = absl::StrCat(DevicesUsed(devices.places), " devices");
     const bool enough = devices.fits;
     // The fewest that suffice, or that the most do not.
     if (enough || more.size() == kMaxAlternativeDevices)
-      alternatives.push_back(std::move(devices));
+      add_if_better(std::move(devices));
     if (enough) break;
   }
   return alternatives;
 }
 
-std::vector<PlannedBatch> Batches(const KvRoom& room, uint64_t max_model_len) {
-  constexpr uint64_t kShortest = 256;
+std::vector<PlannedBatch> Batches(const KvRoom& room, const KvLayout& layout,
+                                  uint64_t max_model_len) {
   std::vector<PlannedBatch> batches;
-  for (uint64_t tokens = kShortest; tokens < max_model_len; tokens *= 2) {
-    batches.push_back({tokens, room.SequencesOf(tokens)});
-    if (tokens > max_model_len / 2) break;
-  }
-  batches.push_back({max_model_len, room.SequencesOf(max_model_len)});
+  for (const uint64_t tokens : PlannedLengths(max_model_len))
+    batches.push_back({tokens,
+                       layout.KeptBytes(tokens).value_or(Bytes(UINT64_MAX)),
+                       room.SequencesOf(tokens)});
   return batches;
-}
-
-// Whether `quire quantize` takes the model: it rounds plain weights only.
-absl::StatusOr<bool> CanBeQuantized(const Checkpoint& checkpoint) {
-  QUIRE_ASSIGN_OR_RETURN(const QuantizedModules quantized,
-                         FindQuantizedModules(checkpoint));
-  return quantized.gptq.empty() && quantized.scaled.empty();
-}
-
-std::vector<std::string> Advise(const ModelPlan& plan, const Outlook& outlook,
-                                const SessionOptions& options,
-                                bool can_be_quantized) {
-  std::vector<std::string> advice;
-  for (const DeviceLayers& part : outlook.reservation.layers) {
-    const DevicePlan& device =
-        plan.devices[static_cast<size_t>(part.device.value())];
-    const auto one_sequence =
-        part.layout.PagesForTokens(plan.max_model_len, plan.page_size);
-    const Bytes needed = SaturatingAdd(
-        device.fixed, one_sequence ? CheckedBytes(*one_sequence, plan.page_size)
-                                         .value_or(Bytes(UINT64_MAX))
-                                   : Bytes(UINT64_MAX));
-    if (needed <= device.usable) continue;
-    advice.push_back(absl::StrFormat(
-        "%s are missing on device %d: %s needed for weights, workspace and one "
-        "sequence of %u tokens, %s usable",
-        FormatBytes(SaturatingSubtract(needed, device.usable)),
-        part.device.value(), FormatBytes(needed), plan.max_model_len,
-        FormatBytes(device.usable)));
-  }
-  if (plan.longest_sequence > 0) {
-    advice.push_back(absl::StrCat("--max-model-len ", plan.longest_sequence,
-                                  " is the longest that fits"));
-  }
-  if (options.kv_dtype == KvDType::kF32) {
-    advice.emplace_back("--kv-dtype f16 halves the keys and values");
-  }
-  const Bytes four_bits(static_cast<uint64_t>(
-      static_cast<double>(plan.parameters) * kBitsOfFourBitWeights / 8));
-  if (can_be_quantized && four_bits < plan.weights) {
-    advice.push_back(absl::StrFormat(
-        "quire quantize --bits 4 takes the weights from %s to about %s",
-        FormatBytes(plan.weights), FormatBytes(four_bits)));
-  }
-  if (plan.workspace.value() > plan.usable.value() / 16) {
-    advice.push_back(absl::StrFormat(
-        "fewer --max-num-batched-tokens than %u: the workspace takes %s",
-        options.decoder.max_batch_tokens, FormatBytes(plan.workspace)));
-  }
-  for (const PlannedAlternative& alternative : plan.alternatives) {
-    if (!alternative.fits) continue;
-    advice.push_back(
-        alternative.host.zero()
-            ? absl::StrCat("it fits on ", alternative.description)
-            : absl::StrFormat("it fits with %s: --device-map auto, and %s of "
-                              "the weights in host memory",
-                              alternative.description,
-                              FormatBytes(alternative.host)));
-  }
-  return advice;
 }
 
 }  // namespace
 
 absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
                                     const ModelConfig& config,
-                                    const SessionOptions& options,
-                                    uint64_t mean_tokens) {
+                                    const SessionOptions& options) {
+  QUIRE_RETURN_IF_ERROR(options.Validate());
   ModelPlan plan;
   QUIRE_ASSIGN_OR_RETURN(const KvLayout layout, MakeKvLayout(config, options));
   QUIRE_ASSIGN_OR_RETURN(plan.max_model_len, LongestSequence(config, options));
   QUIRE_ASSIGN_OR_RETURN(const DeviceOptions devices,
                          DevicesFor(checkpoint, config, options));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<Bytes> limits,
-                         LookAtDevices(devices, &plan));
-  QUIRE_ASSIGN_OR_RETURN(const WeightPlacement placement,
+  QUIRE_ASSIGN_OR_RETURN(const DeviceView view, LookAtDevices(devices));
+  const std::vector<Bytes>& limits = view.limits;
+  plan.device_memory = view.memory;
+  plan.page_size = options.device.page_size;
+  QUIRE_ASSIGN_OR_RETURN(const PlacedWeights placed,
                          PlaceWeights(checkpoint, config, options, limits));
   QUIRE_ASSIGN_OR_RETURN(const Outlook outlook,
-                         LookAt(checkpoint, config, options, placement, limits,
-                                plan.max_model_len));
+                         LookAt(checkpoint, config, options, placed.placement,
+                                limits, plan.max_model_len));
 
   const ModelWeights& weights = *outlook.reservation.weights;
   plan.parts = weights.parts();
   plan.warnings = weights.warnings();
+  plan.warnings.insert(plan.warnings.end(), placed.empty_devices.begin(),
+                       placed.empty_devices.end());
   for (const WeightPart& part : plan.parts)
     plan.weights = SaturatingAdd(plan.weights, part.size);
   plan.host = BytesIn(plan.parts, MemoryTier::kHost);
@@ -367,26 +306,26 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
   }
   plan.layers_per_row = layout.options().layers_per_row;
   QUIRE_ASSIGN_OR_RETURN(
-      plan.layouts,
-      ChooseLayout(
-          MakeKvShape(config, options),
-          {.mean_tokens = mean_tokens == 0
-                              ? std::max<uint64_t>(plan.max_model_len / 2, 1)
-                              : mean_tokens},
-          plan.page_size));
+      const KvLayout kept,
+      KvLayout::Create(WithLimitOf(MakeKvShape(config, options), options),
+                       plan.layers_per_row));
+  plan.kinds = SizesByKind(kept);
+  QUIRE_ASSIGN_OR_RETURN(plan.layouts,
+                         ChooseKvLayout(MakeKvShape(config, options), options,
+                                        plan.max_model_len));
   plan.longest_sequence = outlook.longest_sequence;
   plan.batches =
-      Batches(KvRoom(outlook.reservation, plan.devices, plan.page_size),
+      Batches(KvRoom(outlook.reservation, plan.devices, plan.page_size), layout,
               plan.max_model_len);
   plan.fits =
       outlook.weights_fit && plan.longest_sequence == plan.max_model_len;
   if (plan.fits) return plan;
-  QUIRE_ASSIGN_OR_RETURN(plan.alternatives,
-                         FindAlternatives(checkpoint, config, options, limits,
-                                          plan.max_model_len));
-  QUIRE_ASSIGN_OR_RETURN(const bool can_be_quantized,
-                         CanBeQuantized(checkpoint));
-  plan.advice = Advise(plan, outlook, options, can_be_quantized);
+  QUIRE_ASSIGN_OR_RETURN(
+      plan.alternatives,
+      FindAlternatives(checkpoint, config, options, limits, plan.max_model_len,
+                       plan.longest_sequence));
+  QUIRE_ASSIGN_OR_RETURN(plan.advice, AdviseOn(plan, outlook.reservation.layers,
+                                               checkpoint, options));
   return plan;
 }
 

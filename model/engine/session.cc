@@ -135,35 +135,9 @@ absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(
   return created;
 }
 
-KvShape MakeKvShape(const ModelConfig& config, const SessionOptions& options) {
-  return {.layers = config.layers,
-          .kv_heads = config.kv_heads,
-          .head_dim = config.head_dim,
-          .dtype = options.kv_dtype,
-          .scale = KvElementSize(options.kv_dtype) == Bytes(1)
-                       ? KvScale::kF16
-                       : KvScale::kNone};
-}
-
-absl::StatusOr<KvLayout> MakeKvLayout(const ModelConfig& config,
-                                      const SessionOptions& options) {
-  return KvLayout::Create(
-      MakeKvShape(config, options),
-      options.layers_per_row == 0 ? config.layers : options.layers_per_row);
-}
-
-absl::StatusOr<uint64_t> LongestSequence(const ModelConfig& config,
-                                         const SessionOptions& options) {
-  if (options.max_model_len > config.max_positions)
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a maximum of ", options.max_model_len,
-        " tokens exceeds the model's own, ", config.max_positions));
-  return options.max_model_len == 0 ? config.max_positions
-                                    : options.max_model_len;
-}
-
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(
     const std::string& model_path, const SessionOptions& options) {
+  QUIRE_RETURN_IF_ERROR(options.Validate());
   std::unique_ptr<Session> session(new Session());
   QUIRE_ASSIGN_OR_RETURN(session->checkpoint_, Checkpoint::Open(model_path));
   QUIRE_ASSIGN_OR_RETURN(session->config_,
@@ -184,8 +158,10 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   }
   Runtime* runtime = session->runtime_.get();
   QUIRE_ASSIGN_OR_RETURN(
-      const WeightPlacement placement,
+      PlacedWeights placed,
       PlaceWeights(*session->checkpoint_, config, options, LimitsOf(*runtime)));
+  const WeightPlacement& placement = placed.placement;
+  session->empty_devices_ = std::move(placed.empty_devices);
   if (!options.sharing.ledger.empty()) {
     QUIRE_ASSIGN_OR_RETURN(
         session->shared_,
@@ -217,9 +193,20 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
         session->adapters_
             ->Load(adapter.name, adapter.folder, options.streaming)
             .status());
-  QUIRE_ASSIGN_OR_RETURN(session->cache_,
-                         CreateCache(runtime, config, *session->weights_,
-                                     *session->decoder_, options));
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::vector<DeviceLayers> devices,
+      LayersByDevice(config, options,
+                     LayerDevices(config, *session->weights_)));
+  for (const DeviceLayers& part : devices)
+    absl::StrAppend(&session->kv_layout_,
+                    session->kv_layout_.empty() ? "" : "; ",
+                    devices.size() == 1
+                        ? ""
+                        : absl::StrCat("device ", part.device.value(), ": "),
+                    part.why);
+  QUIRE_ASSIGN_OR_RETURN(
+      session->cache_,
+      CreateCache(runtime, config, devices, *session->decoder_, options));
   runtime->trace()->Mark("ready");
   session->on_leaks_ = options.on_leaks;
   return session;

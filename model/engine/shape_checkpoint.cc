@@ -166,6 +166,12 @@ bool HasNoWeights(const std::string& path) {
   return !error;
 }
 
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenConfiguration(
+    const std::string& folder) {
+  return Checkpoint::Describe(
+      folder, [](const Checkpoint&) { return std::vector<TensorInfo>(); });
+}
+
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenShape(
     const std::string& folder) {
   return Checkpoint::Describe(folder, TensorsOf);

@@ -15,6 +15,10 @@ namespace quire {
 // Whether `path` is a folder that has a config.json and no weights.
 bool HasNoWeights(const std::string& path);
 
+// The configuration alone, of whatever model: a checkpoint of no tensors.
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenConfiguration(
+    const std::string& folder);
+
 // The tensors that a checkpoint of this configuration has, of the types that it
 // names: 16 bits where it names none, and GPTQ's packed ones in the layers
 // where it says so. Errors: those of the configuration; kUnimplemented for

@@ -24,6 +24,7 @@
 #include "quire/model/adapters.h"
 #include "quire/model/decoder.h"
 #include "quire/model/sampler.h"
+#include "quire/paging/batch_limit.h"
 #include "quire/paging/scheduler.h"
 #include "quire/paging/sequence_cache.h"
 
@@ -55,18 +56,31 @@ struct EngineStatistics {
   uint64_t cached_prompt_tokens = 0;  // not computed: the cache had their rows
   uint64_t decoded_tokens = 0;
   uint64_t preemptions = 0;
-  uint64_t swaps = 0;         // of these, to the host
-  double prompt_seconds = 0;  // of steps that computed prompt tokens
-  double decode_seconds = 0;  // of the others
+  uint64_t swaps = 0;           // of these, to the host
+  uint64_t batch_halvings = 0;  // of what may run at once
+  double prompt_seconds = 0;    // of steps that computed prompt tokens
+  double decode_seconds = 0;    // of the others
+};
+
+struct EngineOptions {
+  uint32_t max_sequences = 64;  // that run at once; at least one
+  // Who gives way where memory is short: MakeVictimPolicy's names.
+  std::string victim_policy = "youngest";
+  BatchLimitOptions batch_limit;
 };
 
 // Not thread-safe.
 class Engine {
  public:
-  // All must outlive the engine. At most `max_sequences` run at once, and at
-  // least one. `adapters` null: requests use none.
+  // With other options as they are by default. All must outlive the engine.
+  // `adapters` null: requests use none.
   Engine(Decoder* decoder, SequenceCache* cache, uint32_t max_sequences,
          const AdapterSet* adapters = nullptr);
+  // The same. Errors: kInvalidArgument for a policy that there is not, and for
+  // levels out of order.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(
+      Decoder* decoder, SequenceCache* cache, const EngineOptions& options,
+      const AdapterSet* adapters = nullptr);
   // Sequences still running give their pages back.
   ~Engine();
 
@@ -93,6 +107,9 @@ class Engine {
  private:
   struct Sequence;
 
+  // Without a scheduler.
+  Engine(Decoder* decoder, SequenceCache* cache, const AdapterSet* adapters);
+  absl::Status CreateScheduler(const EngineOptions& options);
   // Sequences with the same adapter side by side.
   std::vector<ScheduledTokens> GroupByAdapter(
       std::span<const ScheduledTokens> step) const;

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "quire/alloc/units.h"
 #include "quire/loader/checkpoint.h"
+#include "quire/model/kv_plan.h"
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
 #include "quire/model/session.h"
@@ -26,6 +27,7 @@ namespace quire {
 // How many sequences of one length fit at once.
 struct PlannedBatch {
   uint64_t tokens;
+  Bytes kept;  // of one: its keys and values, to the byte
   uint64_t sequences;
 };
 
@@ -77,9 +79,10 @@ struct ModelPlan {
   // Parameters * bytes of each * 1.2, as people reckon.
   Bytes rule_of_thumb;
 
-  uint32_t layers_per_row = 0;  // of the KV layout
-  Bytes kv_token;               // of all layers
-  KvLayoutChoice layouts;       // that there are, and their waste
+  uint32_t layers_per_row = 0;    // of the KV layout
+  Bytes kv_token;                 // of all layers
+  std::vector<KvKindSize> kinds;  // of the layers, and what each keeps
+  KvLayoutChoice layouts;         // that there are, and their waste
   uint64_t max_model_len = 0;
   Bytes kv;                       // what is left for keys and values
   uint64_t kv_tokens = 0;         // of kv / kv_token
@@ -96,13 +99,11 @@ struct ModelPlan {
   std::vector<std::string> warnings;
 };
 
-// `mean_tokens` of a sequence in the workload, to choose a layout by; 0: half
-// of the longest. Errors are those of the checkpoint, of the configuration and
-// of the options; that a model is too large is none.
+// Errors are those of the checkpoint, of the configuration and of the options;
+// that a model is too large is none.
 absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
                                     const ModelConfig& config,
-                                    const SessionOptions& options,
-                                    uint64_t mean_tokens = 0);
+                                    const SessionOptions& options);
 
 }  // namespace quire
 

@@ -22,6 +22,8 @@
 #include "quire/model/model_config.h"
 #include "quire/model/model_weights.h"
 #include "quire/model/shared_weights.h"
+#include "quire/paging/batch_limit.h"
+#include "quire/paging/kv_layout_choice.h"
 #include "quire/paging/sequence_cache.h"
 
 namespace quire {
@@ -81,6 +83,11 @@ struct PlacementOptions {
   bool in_use() const { return !device_map.empty() || !max_memory.empty(); }
 };
 
+// g = auto: the fewest layers to a row whose expected waste is affordable.
+inline constexpr uint32_t kAutoLayersPerRow = UINT32_MAX;
+
+struct EngineOptions;
+
 struct SessionOptions {
   DeviceOptions device;
   // Instead of a device of its own: one that other sessions of this process are
@@ -113,10 +120,26 @@ struct SessionOptions {
   Bytes swap_space;
   KvDType kv_dtype = KvDType::kF16;  // of 8 bits: with scales
   KvTokenLimit kv_limit;  // max_cache_len and attention sinks, of each sequence
-  uint32_t layers_per_row = 0;  // the KV layout's g; 0: all layers, least waste
+  // The KV layout's g, or kAutoLayersPerRow; 0: all layers, the least waste.
+  uint32_t layers_per_row = 0;
+  // What g = auto is chosen by; without a mean length, half of the longest.
+  KvWorkload kv_workload;
+  // Steps that a thread maps pages ahead, at most, while the device computes,
+  // with kContiguous; 0: a step maps what it needs.
+  uint32_t page_ahead = 0;
+  // Who gives way where memory is short, and how full the cache may be: of
+  // engines.
+  std::string victim_policy = "youngest";  // or "lru", "page-aware"
+  BatchLimitOptions batch_limit;
   // Told at the end of a session of what decoder, cache and weights did not
   // give back, where there is anything; null: nobody.
   std::function<void(const std::vector<LeakReport>&)> on_leaks;
+
+  // What is for an engine (quire/model/engine.h) on the session.
+  EngineOptions ForEngine() const;
+  // Errors: kInvalidArgument for what no model can have, by the names of the
+  // command line.
+  absl::Status Validate() const;
 };
 
 // How a model's keys and values lie, and the longest sequence, as the options
@@ -147,6 +170,12 @@ class Session {
   AdapterSet& adapters() { return *adapters_; }
   const AdapterSet& adapters() const { return *adapters_; }
   ThreadPool& pool() { return *pool_; }
+  // Layers to a row of the cache, and why, in a sentence for each device.
+  const std::string& kv_layout() const { return kv_layout_; }
+  // Why a device map left a device empty, in a sentence for each.
+  const std::vector<std::string>& empty_devices() const {
+    return empty_devices_;
+  }
 
   // ---- Sleep without a copy ----
   // The weights' pages go back, and what was in them is read again from the
@@ -185,6 +214,8 @@ class Session {
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<AdapterSet> adapters_;
   std::unique_ptr<SequenceCache> cache_;
+  std::string kv_layout_;
+  std::vector<std::string> empty_devices_;
   std::function<void(const std::vector<LeakReport>&)> on_leaks_;
 };
 

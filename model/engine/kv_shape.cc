@@ -1,0 +1,110 @@
+#include "model/engine/kv_shape.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "quire/alloc/status_macros.h"
+#include "quire/model/engine.h"
+
+namespace quire {
+
+absl::StatusOr<uint64_t> LongestSequence(uint64_t max_positions,
+                                         const SessionOptions& options) {
+  if (options.max_model_len > max_positions)
+    return absl::InvalidArgumentError(
+        absl::StrCat("a maximum of ", options.max_model_len,
+                     " tokens exceeds the model's own, ", max_positions));
+  return options.max_model_len == 0 ? max_positions : options.max_model_len;
+}
+
+absl::StatusOr<uint64_t> LongestSequence(const ModelConfig& config,
+                                         const SessionOptions& options) {
+  return LongestSequence(config.max_positions, options);
+}
+
+EngineOptions SessionOptions::ForEngine() const {
+  return {.max_sequences = max_sequences,
+          .victim_policy = victim_policy,
+          .batch_limit = batch_limit};
+}
+
+absl::Status SessionOptions::Validate() const {
+  // NaN is out of order with everything.
+  if (!(batch_limit.grow_below >= 0 &&
+        batch_limit.grow_below <= batch_limit.halve_above))
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--grow-below ", batch_limit.grow_below, " exceeds --halve-above ",
+        batch_limit.halve_above, ", or is below 0"));
+  if (kv_limit.max_tokens == 0 && kv_limit.sinks > 0)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--attention-sinks ", kv_limit.sinks,
+                     " are what --max-cache-len keeps, and it is not given"));
+  if (kv_limit.max_tokens > 0 && kv_limit.max_tokens <= kv_limit.sinks)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-cache-len ", kv_limit.max_tokens,
+        " keeps nothing beside --attention-sinks ", kv_limit.sinks));
+  return absl::OkStatus();
+}
+
+KvShape MakeKvShape(const ModelConfig& config, const SessionOptions& options) {
+  return {.layers = config.layers,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .dtype = options.kv_dtype,
+          .scale = KvElementSize(options.kv_dtype) == Bytes(1)
+                       ? KvScale::kF16
+                       : KvScale::kNone};
+}
+
+absl::StatusOr<KvLayout> MakeKvLayout(const ModelConfig& config,
+                                      const SessionOptions& options) {
+  const KvModelShape shape = MakeKvShape(config, options);
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t longest,
+                         LongestSequence(config, options));
+  QUIRE_ASSIGN_OR_RETURN(const LayersInRow row,
+                         LayersPerRow(shape, options, longest));
+  return KvLayout::Create(shape, row.layers);
+}
+
+KvModelShape WithLimitOf(KvModelShape shape, const SessionOptions& options) {
+  for (KvLayerKind& kind : shape.layers)
+    kind = WithLimit(kind, options.kv_limit);
+  return shape;
+}
+
+absl::StatusOr<KvLayoutChoice> ChooseKvLayout(const KvModelShape& shape,
+                                              const SessionOptions& options,
+                                              uint64_t longest) {
+  KvWorkload workload = options.kv_workload;
+  if (workload.mean_tokens == 0)
+    workload.mean_tokens = std::max<uint64_t>(longest / 2, 1);
+  // What is mapped ahead is not needed yet.
+  workload.idle_tokens += options.page_ahead;
+  return ChooseLayout(WithLimitOf(shape, options), workload,
+                      options.device.page_size);
+}
+
+absl::StatusOr<LayersInRow> LayersPerRow(const KvModelShape& shape,
+                                         const SessionOptions& options,
+                                         uint64_t longest) {
+  const auto layers = static_cast<uint32_t>(shape.layers.size());
+  if (options.layers_per_row == kAutoLayersPerRow) {
+    QUIRE_ASSIGN_OR_RETURN(const KvLayoutChoice choice,
+                           ChooseKvLayout(shape, options, longest));
+    return LayersInRow{choice.options.layers_per_row, choice.reason};
+  }
+  if (options.layers_per_row > layers)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--layers-per-row ", options.layers_per_row,
+                     ": there are ", layers, " layers"));
+  if (options.layers_per_row == 0)
+    return LayersInRow{layers,
+                       absl::StrCat(layers,
+                                    " layers per row: all, which wastes "
+                                    "least")};
+  return LayersInRow{options.layers_per_row,
+                     absl::StrCat(options.layers_per_row,
+                                  " layers per row, as was asked for")};
+}
+
+}  // namespace quire
