@@ -42,6 +42,32 @@ class GenerateTest(VerbCase):
             self.assertEqual(speed["kv_cache"], flags[0])
             self.assertGreater(speed["prompt_tokens_per_second"], 0)
 
+    def test_options_of_the_cache_change_no_token(self):
+        case = golden_case("gptq")
+        expect = json.loads((case / "expect.json").read_text())
+        arguments = ["generate", case, "--tokens",
+                     ",".join(map(str, expect["prompt"])), "--max-new-tokens",
+                     len(expect["greedy"]), "--json", *EXACT]
+        for flags in (["--page-ahead", "8"], ["--victims", "page-aware"],
+                      ["--halve-above", "0.2", "--grow-below", "0.1"],
+                      ["--max-cache-len", "1000", "--attention-sinks", "4"],
+                      ["--layers-per-row", "1"], ["--layers-per-row", "all"]):
+            answer = self.run_json(*arguments, *flags)
+            self.assertEqual(answer["tokens"], expect["greedy"], flags)
+        flags = ["--layers-per-row", "auto", "--mean-tokens", "20",
+                 "--waste-limit", "1000"]
+        result = run(*arguments, *flags)
+        answer = json.loads(result.stdout)
+        self.assertEqual(answer["tokens"], expect["greedy"])
+        self.assertIn("1 layers per row: ", answer["kv_layout"])
+        self.assertIn("KV layout: 1 layers per row: ", result.stderr)
+        few = self.run_json(*arguments, "--max-cache-len", "6")
+        self.assertNotEqual(few["tokens"], expect["greedy"])
+        speed = self.run_json("bench", case, "--prompt-tokens", "20",
+                              "--new-tokens", "4", "--json", "--layers-per-row",
+                              "auto", *EXACT)
+        self.assertIn("22 tokens in the mean", speed["kv_layout"])
+
     def test_adapters_are_chosen_for_each_sequence(self):
         case = golden_case("lora-patterns")
         expect = json.loads((case / "expect.json").read_text())

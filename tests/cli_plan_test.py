@@ -5,9 +5,10 @@
 """
 
 import json
+import subprocess
 import unittest
 
-from cli_testing import (EXACT, VerbCase, golden_case, run)
+from cli_testing import (EXACT, QUIRE, VerbCase, golden_case, run)
 
 
 class PlanTest(VerbCase):
@@ -73,6 +74,72 @@ class PlanTest(VerbCase):
         result = run("plan", case, "--device-map", file)
         self.assertEqual(result.returncode, 1)
         self.assertIn("lm_head", result.stderr)
+
+    # KV bytes are layers x 2 x kv_heads x head_dim x tokens x bytes, of layers
+    # with a window no more than its tokens.
+    def test_models_that_are_not_decoded_are_planned_by_name(self):
+        plan = self.run_json("plan", "gpt-oss-20b", "--device-memory", "80GiB",
+                             "--json")
+        self.assertFalse(plan["decodes"])
+        self.assertIn("checkpoint", plan["why_not_decoded"])
+        self.assertEqual(plan["kv"]["bytes_per_token"], 24 * 2 * 8 * 64 * 2)
+        self.assertEqual([(kind["layers"], kind["window"])
+                          for kind in plan["kv"]["kinds"]],
+                         [(12, 128), (12, 0)])
+        for batch in plan["batches"]:
+            tokens = batch["tokens"]
+            self.assertEqual(batch["kept"],
+                             (tokens + min(tokens, 128)) * 12 * 2 * 8 * 64 * 2)
+            self.assertGreaterEqual(batch["mapped"], batch["kept"])
+        text = run("plan", "gpt-oss-20b", "--device-memory", "80GiB")
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assertIn("12 layers x 2 x 8 heads x 64 x 2 bytes = 24576 bytes, "
+                      "of the last 128 tokens", text.stdout)
+        self.assertIn("tail waste", text.stdout)
+
+    def test_a_configuration_alone_says_what_its_model_keeps(self):
+        for config, token, reason in (
+                ({"model_type": "deepseek_v3", "num_hidden_layers": 61,
+                  "num_attention_heads": 128, "kv_lora_rank": 512,
+                  "qk_rope_head_dim": 64}, 61 * (512 + 64) * 2, "deepseek_v3"),
+                ({"model_type": "gemma3", "text_config": {
+                    "model_type": "gemma3_text", "num_hidden_layers": 34,
+                    "sliding_window": 1024}}, 34 * 2 * 4 * 256 * 2, "gemma3"),
+                ({"model_type": "mistral", "hidden_size": 4096,
+                  "num_hidden_layers": 32, "num_attention_heads": 32,
+                  "num_key_value_heads": 8, "sliding_window": 4096},
+                 32 * 2 * 8 * 128 * 2, "mistral")):
+            (self.folder / "config.json").write_text(json.dumps(config))
+            plan = self.run_json("plan", self.folder, "--device-memory",
+                                 "8GiB", "--json")
+            self.assertFalse(plan["decodes"])
+            self.assertEqual(plan["kv"]["bytes_per_token"], token)
+            self.assertIn(reason, plan["why_not_decoded"])
+            self.assertIsNone(plan["weights"])
+            text = run("plan", self.folder, "--device-memory", "8GiB")
+            self.assertEqual(text.returncode, 0, text.stderr)
+            self.assertIn(f"= {token} bytes" if reason != "gemma3" else
+                          "1024 tokens", text.stdout)
+        (self.folder / "config.json").write_text('{"model_type": "mamba2"}')
+        result = run("plan", self.folder)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("mamba2", result.stderr)
+
+    def test_the_formula_of_a_model_that_runs_is_printed(self):
+        case = golden_case("gptq")
+        text = run("plan", case, "--device-memory", "64MiB", "--page-unit",
+                   "64KiB", "--max-cache-len", "40", "--attention-sinks", "4")
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assertRegex(text.stdout, r"layers x 2 x \d+ heads x \d+ x 2 bytes")
+
+    # It makes no addresses: a device of any size is planned in a few GiB.
+    def test_a_plan_needs_no_addresses(self):
+        result = subprocess.run(
+            ["bash", "-c", 'ulimit -v 2000000; exec "$@"', "bash", QUIRE,
+             "plan", str(golden_case("gptq")), "--device-memory", "80GiB",
+             "--json"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(json.loads(result.stdout)["fits"])
 
 
 if __name__ == "__main__":

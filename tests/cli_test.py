@@ -52,6 +52,16 @@ class UsageTest(unittest.TestCase):
                            "nan"],
                           ["generate", case, "--tokens", "1", "--page-unit",
                            "3MiB"],
+                          ["plan", case, "--layers-per-row", "some"],
+                          ["plan", case, "--layers-per-row", "-1"],
+                          ["plan", case, "--attention-sinks", "4"],
+                          ["generate", case, "--tokens", "1",
+                           "--max-cache-len", "4", "--attention-sinks", "4"],
+                          ["generate", case, "--tokens", "1", "--victims",
+                           "oldest"],
+                          ["generate", case, "--tokens", "1", "--halve-above",
+                           "0.5"],
+                          ["bench", case, "--waste-limit", "-1"],
                           ["generate", case, "--tokens", "1", "--kv-dtype",
                            "0"],
                           ["quantize", case, "out", "--group-size", "0"],
@@ -87,6 +97,19 @@ class UsageTest(unittest.TestCase):
                 run("kv", "watch", "--interval", value).returncode, 2)
             self.assertEqual(run("quantize", case, "out", "--damp-percent",
                                  value).returncode, 2)
+
+    # A message is for people: no bounds that only a machine has.
+    def test_numbers_below_0_are_refused_in_few_words(self):
+        case = golden_case("plain")
+        for option in ("--max-new-tokens", "--seed", "--max-model-len",
+                       "--mean-tokens", "--max-cache-len",
+                       "--attention-sinks"):
+            result = run("generate", case, "--tokens", "1", f"{option}=-1")
+            self.assertEqual(result.returncode, 2, option)
+            self.assertIn(f"{option}: '-1' is below 0", result.stderr)
+        result = run("kv", "watch", "--count=-1")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--count: '-1' is below 0", result.stderr)
 
     def test_verbs_offer_the_drivers_that_they_take(self):
         case = golden_case("plain")

@@ -20,6 +20,7 @@
 #include "quire/model/session.h"
 #include "quire/paging/kv_cache.h"
 #include "tests/golden_cases.h"
+#include "tests/session_testing.h"
 
 namespace quire {
 namespace {
@@ -33,20 +34,9 @@ const fs::path kOwnCases = fs::path(QUIRE_SOURCE_DIR) / "tests/golden";
 const fs::path kSharedCases =
     fs::path(QUIRE_SOURCE_DIR).parent_path() / "shared/golden";
 
-SessionOptions Options() {
-  SessionOptions options;
-  options.device.device_memory = GiB(1);
-  // Small pages, so that small models take several.
-  options.device.page_size = KiB(64);
-  options.kv_dtype = KvDType::kF32;
+std::unique_ptr<Session> Open(const fs::path& folder, SessionOptions options) {
+  // Parts move while several threads compute.
   options.threads = 2;
-  options.max_model_len = 256;
-  options.decoder = {.max_batch_tokens = 16, .max_logit_rows = 16};
-  return options;
-}
-
-std::unique_ptr<Session> Open(const fs::path& folder,
-                              const SessionOptions& options) {
   auto session = Session::Open(folder, options);
   EXPECT_TRUE(session.ok()) << session.status();
   return session.ok() ? *std::move(session) : nullptr;
@@ -62,12 +52,7 @@ struct Output {
 
 Output Answer(Session* session, const GoldenCase& golden) {
   Output output;
-  const absl::Status status =
-      session->ComputeLogits(golden.prompt, [&](std::span<const float> rows) {
-        output.logits.insert(output.logits.end(), rows.begin(), rows.end());
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
+  output.logits = AllLogits(*session, golden.prompt);
   Engine engine(&session->decoder(), &session->cache(), 4);
   Request request;
   request.prompt = golden.prompt;
@@ -97,7 +82,7 @@ class PlacementTest : public testing::TestWithParam<fs::path> {
   void SetUp() override {
     golden_ = ReadGoldenCase(GetParam());
     modules_ = ModulesOf(GetParam());
-    const auto session = Open(GetParam(), Options());
+    const auto session = Open(GetParam(), SmallSessionOptions());
     ASSERT_NE(session, nullptr);
     expected_ = Answer(session.get(), golden_);
     EXPECT_EQ(expected_.tokens, golden_.greedy);
@@ -114,7 +99,7 @@ class PlacementTest : public testing::TestWithParam<fs::path> {
   std::unique_ptr<Session> OpenMapped(
       const std::function<std::string(size_t)>& place,
       const std::function<void(SessionOptions*)>& change = {}) {
-    SessionOptions options = Options();
+    SessionOptions options = SmallSessionOptions();
     options.placement.device_map = Map(place);
     options.placement.offload.folder = folder_.path();
     if (change) change(&options);
@@ -188,7 +173,7 @@ TEST_P(PlacementTest, OverDevicesAndTiers) {
 // Everything that is offloaded fits nowhere else: the limits decide.
 TEST_P(PlacementTest, PoliciesKeepLimits) {
   for (const char* policy : {"auto", "balanced_low_0", "sequential"}) {
-    SessionOptions options = Options();
+    SessionOptions options = SmallSessionOptions();
     options.placement.device_map = policy;
     options.placement.max_memory = {{DevicePlace(0), KiB(1024)},
                                     {DevicePlace(1), KiB(1024)},
@@ -226,7 +211,7 @@ INSTANTIATE_TEST_SUITE_P(
 fs::path OneCase(const std::string& name) { return kOwnCases / name; }
 
 TEST(PlacementErrorTest, NamesWhatDoesNotFit) {
-  SessionOptions options = Options();
+  SessionOptions options = SmallSessionOptions();
   options.placement.max_memory = {{DevicePlace(0), KiB(256)},
                                   {kHostPlace, KiB(16)}};
   const auto session = Session::Open(OneCase("plain-f32"), options);
@@ -236,7 +221,7 @@ TEST(PlacementErrorTest, NamesWhatDoesNotFit) {
 
 TEST(PlacementErrorTest, ATensorThatIsChangedNeedsAFolderOnDisk) {
   const TemporaryFolder folder;
-  SessionOptions options = Options();
+  SessionOptions options = SmallSessionOptions();
   options.placement.device_map = folder.Write("map.json", R"({"": "disk"})");
   const auto session = Session::Open(OneCase("gptq-w4-act-order"), options);
   ASSERT_FALSE(session.ok());
@@ -249,7 +234,7 @@ TEST(PlacementErrorTest, ATensorThatIsChangedNeedsAFolderOnDisk) {
 
 TEST(PlacementErrorTest, AMapIsHeldAgainstItsLimits) {
   const TemporaryFolder folder;
-  SessionOptions options = Options();
+  SessionOptions options = SmallSessionOptions();
   options.placement.device_map =
       folder.Write("map.json", R"({"model": "cpu", "lm_head": 0})");
   options.placement.max_memory = {{kHostPlace, KiB(8)}};

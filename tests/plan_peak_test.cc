@@ -21,6 +21,7 @@
 #include "quire/loader/process_memory.h"
 #include "quire/model/plan.h"
 #include "quire/model/session.h"
+#include "tests/session_testing.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define QUIRE_TEST_SANITIZED 1
@@ -174,16 +175,6 @@ SessionOptions Options() {
   return options;
 }
 
-ModelPlan Plan(const std::string& folder, const SessionOptions& options) {
-  const auto checkpoint = Checkpoint::Open(folder);
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const auto config = ParseModelConfig(**checkpoint);
-  EXPECT_TRUE(config.ok()) << config.status();
-  const auto plan = PlanModel(**checkpoint, *config, options);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return plan.value_or(ModelPlan());
-}
-
 // Opens a session and lets it compute once.
 std::unique_ptr<Session> OpenAndCompute(const std::string& folder,
                                         const SessionOptions& options) {
@@ -225,7 +216,7 @@ TEST_P(PlanPeakTest, IsWhatALoadTakes) {
   if (!GetParam().device_map.empty())
     options.placement.device_map =
         folder.Write("map.json", GetParam().device_map);
-  const ModelPlan plan = Plan(folder.path(), options);
+  const ModelPlan plan = PlanOf(folder.path(), options);
   ASSERT_TRUE(plan.fits);
   // What is taken once and for all is not the load's.
   OpenAndCompute(folder.path(), options);
@@ -261,7 +252,7 @@ TEST_P(PlanPeakTest, TensorsAddUp) {
   WriteCheckpoint(folder, GetParam().kind);
   SessionOptions options = Options();
   options.weights.quantization = GetParam().quantization;
-  const ModelPlan plan = Plan(folder.path(), options);
+  const ModelPlan plan = PlanOf(folder.path(), options);
   std::vector<Bytes> parts(plan.parts.size());
   Bytes file;
   for (const WeightTensor& tensor : plan.tensors) {

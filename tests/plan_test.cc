@@ -10,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "model/engine/plan_advice.h"
 #include "quire/loader/checkpoint.h"
 #include "quire/model/model_config.h"
 #include "quire/model/session.h"
 #include "tests/golden_cases.h"
+#include "tests/session_testing.h"
 
 namespace quire {
 namespace {
@@ -34,22 +36,12 @@ SessionOptions Options(Bytes device_memory) {
   return options;
 }
 
-ModelPlan Plan(const fs::path& folder, const SessionOptions& options) {
-  const auto checkpoint = Checkpoint::Open(folder);
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const auto config = ParseModelConfig(**checkpoint);
-  EXPECT_TRUE(config.ok()) << config.status();
-  const auto plan = PlanModel(**checkpoint, *config, options);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return plan.value_or(ModelPlan());
-}
-
 class PlanTest : public testing::TestWithParam<fs::path> {};
 
 TEST_P(PlanTest, ASessionTakesWhatWasPlanned) {
   SessionOptions options = Options(MiB(64));
   options.weights.quantization = ReadGoldenCase(GetParam()).quantization;
-  const ModelPlan plan = Plan(GetParam(), options);
+  const ModelPlan plan = PlanOf(GetParam(), options);
   const auto session = Session::Open(GetParam(), options);
   ASSERT_TRUE(session.ok()) << session.status();
   const AllocatorStatistics taken =
@@ -66,10 +58,10 @@ TEST_P(PlanTest, ASessionTakesWhatWasPlanned) {
 TEST_P(PlanTest, OnADeviceThatIsShortTheLongestSequenceIsTaken) {
   SessionOptions options = Options(MiB(64));
   options.weights.quantization = ReadGoldenCase(GetParam()).quantization;
-  const ModelPlan roomy = Plan(GetParam(), options);
+  const ModelPlan roomy = PlanOf(GetParam(), options);
   options.device.memory_utilization = 1;
   options.device.device_memory = SaturatingAdd(roomy.fixed, KiB(3 * 64));
-  const ModelPlan plan = Plan(GetParam(), options);
+  const ModelPlan plan = PlanOf(GetParam(), options);
   EXPECT_EQ(plan.kv, KiB(3 * 64));
   const auto session = Session::Open(GetParam(), options);
   ASSERT_TRUE(session.ok()) << session.status();
@@ -87,7 +79,7 @@ TEST_P(PlanTest, EveryDeviceTakesWhatWasPlanned) {
   options.placement.max_memory = {{DevicePlace(0), KiB(512)},
                                   {DevicePlace(1), KiB(256)},
                                   {kHostPlace, MiB(1)}};
-  const ModelPlan plan = Plan(GetParam(), options);
+  const ModelPlan plan = PlanOf(GetParam(), options);
   const auto session = Session::Open(GetParam(), options);
   ASSERT_TRUE(session.ok()) << session.status();
   ASSERT_EQ(plan.devices.size(), 2u);
@@ -126,7 +118,7 @@ TEST(PlanAdviceTest, SaysWhatIsMissing) {
       fs::path(QUIRE_SOURCE_DIR) / "tests/golden", {"plain-f32"});
   ASSERT_EQ(cases.size(), 1u);
   const SessionOptions options = Options(KiB(256));
-  const ModelPlan plan = Plan(cases.front(), options);
+  const ModelPlan plan = PlanOf(cases.front(), options);
   EXPECT_FALSE(plan.fits);
   EXPECT_EQ(plan.longest_sequence, 0u);
   EXPECT_THAT(plan.advice, Contains(HasSubstr("are missing")));
@@ -134,7 +126,7 @@ TEST(PlanAdviceTest, SaysWhatIsMissing) {
   for (const PlannedBatch& batch : plan.batches) {
     EXPECT_EQ(batch.sequences, 0u) << batch.tokens;
   }
-  EXPECT_THAT(Plan(cases.front(), Options(MiB(64))).advice, IsEmpty());
+  EXPECT_THAT(PlanOf(cases.front(), Options(MiB(64))).advice, IsEmpty());
 }
 
 TEST(PlanAdviceTest, WhatIsQuantizedIsNotToBeQuantizedAgain) {
@@ -142,11 +134,28 @@ TEST(PlanAdviceTest, WhatIsQuantizedIsNotToBeQuantizedAgain) {
        FindGoldenCases(fs::path(QUIRE_SOURCE_DIR) / "tests/golden",
                        {"gptq-w8-sym", "fp8-row", "ct-int8-asym"})) {
     SCOPED_TRACE(folder.filename());
-    const ModelPlan plan = Plan(folder, Options(KiB(256)));
+    const ModelPlan plan = PlanOf(folder, Options(KiB(256)));
     EXPECT_FALSE(plan.fits);
     EXPECT_THAT(plan.advice, Contains(HasSubstr("are missing")));
     EXPECT_THAT(plan.advice, Not(Contains(HasSubstr("quire quantize"))));
   }
+}
+
+// A model of few layers and a vocabulary in blocks of 4 bits: its linears get
+// smaller, and its embedding is written in 16.
+TEST(PlanAdviceTest, QuantizingThatEnlargesIsNotAdvised) {
+  ModelPlan plan;
+  plan.parts = {{"embedding", Bytes(), {}},
+                {"layer", Bytes(), {}},
+                {"norm", Bytes(), {}},
+                {"head", Bytes(), {}}};
+  plan.tensors = {
+      {.name = "e", .dtype = DType::kQ4_0, .shape = {1024, 256}, .part = 0},
+      {.name = "l", .dtype = DType::kQ8_0, .shape = {256, 256}, .part = 1},
+      {.name = "n", .dtype = DType::kF32, .shape = {256}, .part = 1}};
+  // 8 codes a word, and for each of two groups a scale and half a byte.
+  EXPECT_EQ(FourBitWeights(plan), Bytes(1024 * 256 * 2 + 256 * 256 / 2 +
+                                        2 * (256 * 2 + 256 / 2) + 256 * 4));
 }
 
 // What is advised is true: with it, the plan fits.
@@ -158,12 +167,12 @@ TEST(PlanAdviceTest, WhatIsAdvisedFits) {
   options.device.page_size = KiB(4);
   options.device.memory_utilization = 1;
   options.max_model_len = 64;
-  const ModelPlan roomy = Plan(cases.front(), options);
+  const ModelPlan roomy = PlanOf(cases.front(), options);
   ASSERT_TRUE(roomy.fits);
   // Three pages too few.
   options.device.device_memory = Bytes(
       roomy.fixed.value() + 64 * roomy.kv_token.value() - KiB(12).value());
-  const ModelPlan plan = Plan(cases.front(), options);
+  const ModelPlan plan = PlanOf(cases.front(), options);
   ASSERT_FALSE(plan.fits);
   ASSERT_EQ(plan.alternatives.size(), 2u);
   EXPECT_TRUE(plan.alternatives[0].fits);
@@ -173,8 +182,36 @@ TEST(PlanAdviceTest, WhatIsAdvisedFits) {
               Contains(HasSubstr(plan.alternatives[1].description)));
   SessionOptions host = options;
   host.placement.device_map = "auto";
-  EXPECT_TRUE(Plan(cases.front(), host).fits);
+  EXPECT_TRUE(PlanOf(cases.front(), host).fits);
   EXPECT_TRUE(Session::Open(cases.front(), host).ok());
+}
+
+// A device that a policy leaves empty is named, with what it would have taken.
+TEST(PlanPlacementTest, EmptyDevicesHaveTheirReason) {
+  const auto cases = FindGoldenCases(
+      fs::path(QUIRE_SOURCE_DIR) / "tests/golden", {"plain-f32"});
+  ASSERT_EQ(cases.size(), 1u);
+  SessionOptions options = Options(MiB(64));
+  options.max_model_len = 64;
+  options.placement.device_map = "sequential";
+  options.placement.max_memory = {{DevicePlace(0), MiB(32)},
+                                  {DevicePlace(1), MiB(32)}};
+  EXPECT_THAT(PlanOf(cases.front(), options).warnings,
+              Contains(HasSubstr("device 1 stays empty: the devices before")));
+  options.placement.max_memory = {{DevicePlace(0), MiB(32)},
+                                  {DevicePlace(1), KiB(64)},
+                                  {kHostPlace, MiB(32)}};
+  options.placement.max_memory[0].limit = KiB(64);
+  options.placement.max_memory[1].limit = MiB(32);
+  const ModelPlan plan = PlanOf(cases.front(), options);
+  EXPECT_THAT(plan.warnings,
+              Contains(HasSubstr("device 0 stays empty: the next part takes")));
+  const auto session = Session::Open(cases.front(), options);
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_EQ((*session)->empty_devices().size(), 1u);
+  options.placement.max_memory = {{DevicePlace(1), MiB(32)}};
+  EXPECT_THAT(PlanOf(cases.front(), options).warnings,
+              Contains(HasSubstr("device 0 stays empty: no limit")));
 }
 
 }  // namespace

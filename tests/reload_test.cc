@@ -24,6 +24,7 @@
 #include "quire/model/session.h"
 #include "quire/paging/kv_cache.h"
 #include "tests/golden_cases.h"
+#include "tests/session_testing.h"
 
 namespace quire {
 namespace {
@@ -33,28 +34,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 const fs::path kCases = fs::path(QUIRE_SOURCE_DIR) / "tests/golden";
-
-SessionOptions Options() {
-  SessionOptions options;
-  options.device.device_memory = GiB(1);
-  options.device.page_size = KiB(64);
-  options.kv_dtype = KvDType::kF32;
-  options.threads = 1;
-  options.max_model_len = 256;
-  options.decoder = {.max_batch_tokens = 16, .max_logit_rows = 16};
-  return options;
-}
-
-std::vector<float> LogitsOf(Session* session, const GoldenCase& golden) {
-  std::vector<float> logits;
-  const absl::Status status =
-      session->ComputeLogits(golden.prompt, [&](std::span<const float> rows) {
-        logits.insert(logits.end(), rows.begin(), rows.end());
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
-  return logits;
-}
 
 // Where the weights of a session lie: what must not change.
 std::vector<const void*> AddressesOf(const ModelWeights& weights) {
@@ -92,7 +71,7 @@ class ReloadTest : public testing::TestWithParam<std::string> {
     const GoldenCase golden = ReadGoldenCase(folder);
     auto session = Session::Open(folder, options);
     ASSERT_TRUE(session.ok()) << session.status();
-    const std::vector<float> expected = LogitsOf(session->get(), golden);
+    const std::vector<float> expected = AllLogits(**session, golden.prompt);
     const auto addresses = AddressesOf((*session)->weights());
     const Bytes live = LiveWeights((*session)->runtime(), "weights");
     for (int round = 0; round < 2; ++round) {
@@ -118,17 +97,17 @@ class ReloadTest : public testing::TestWithParam<std::string> {
       EXPECT_TRUE((*session)->weights().resident());
       EXPECT_EQ(LiveWeights((*session)->runtime(), "weights"), live);
       EXPECT_EQ(AddressesOf((*session)->weights()), addresses);
-      EXPECT_TRUE(LogitsOf(session->get(), golden) == expected);
+      EXPECT_TRUE(AllLogits(**session, golden.prompt) == expected);
     }
     EXPECT_EQ((*session)->ReloadWeights()->bytes, Bytes(0)) << "is there";
   }
 };
 
-TEST_P(ReloadTest, OnOneDevice) { Check(Options()); }
+TEST_P(ReloadTest, OnOneDevice) { Check(SmallSessionOptions()); }
 
 TEST_P(ReloadTest, OverDevicesAndTiers) {
   const TemporaryFolder folder;
-  SessionOptions options = Options();
+  SessionOptions options = SmallSessionOptions();
   // The second layer, where there is one, and what comes after it on device 1.
   options.placement.device_map =
       folder.Write("map.json",
@@ -151,16 +130,16 @@ INSTANTIATE_TEST_SUITE_P(Cases, ReloadTest,
 TEST(ReloadAtLoadTest, RoundsAgain) {
   for (const LoadQuantization quantization :
        {LoadQuantization::kInt8, LoadQuantization::kNf4}) {
-    SessionOptions options = Options();
+    SessionOptions options = SmallSessionOptions();
     options.weights.quantization = quantization;
     const fs::path folder = kCases / "plain-f32";
     const GoldenCase golden = ReadGoldenCase(folder);
     auto session = Session::Open(folder, options);
     ASSERT_TRUE(session.ok()) << session.status();
-    const std::vector<float> expected = LogitsOf(session->get(), golden);
+    const std::vector<float> expected = AllLogits(**session, golden.prompt);
     ASSERT_TRUE((*session)->DropWeights().ok());
     ASSERT_TRUE((*session)->ReloadWeights().ok());
-    EXPECT_TRUE(LogitsOf(session->get(), golden) == expected);
+    EXPECT_TRUE(AllLogits(**session, golden.prompt) == expected);
   }
 }
 
@@ -168,16 +147,16 @@ TEST(ReloadAtLoadTest, RoundsAgain) {
 TEST(ReloadOwnerTest, GoesWithTheSleepOfItsOwner) {
   const fs::path folder = kCases / "plain-f32";
   const GoldenCase golden = ReadGoldenCase(folder);
-  auto runtime = CreateRuntime(Options().device);
+  auto runtime = CreateRuntime(SmallSessionOptions().device);
   ASSERT_TRUE(runtime.ok());
-  SessionOptions options = Options();
+  SessionOptions options = SmallSessionOptions();
   options.runtime = runtime->get();
   options.owner = "first";
   auto first = Session::Open(folder, options);
   options.owner = "second";
   auto second = Session::Open(folder, options);
   ASSERT_TRUE(first.ok() && second.ok());
-  const std::vector<float> expected = LogitsOf(first->get(), golden);
+  const std::vector<float> expected = AllLogits(**first, golden.prompt);
   const OwnerId owner = (*runtime)->owners()->Register("first");
   for (const bool reload_first : {false, true}) {
     ASSERT_TRUE((*first)->DropWeights().ok());
@@ -188,13 +167,13 @@ TEST(ReloadOwnerTest, GoesWithTheSleepOfItsOwner) {
       ASSERT_TRUE(slept.ok()) << slept.status();
     }
     EXPECT_EQ((*runtime)->memory()->GetOwnerStatistics(owner).live, Bytes(0));
-    EXPECT_TRUE(LogitsOf(second->get(), golden) == expected);
+    EXPECT_TRUE(AllLogits(**second, golden.prompt) == expected);
     if (reload_first) {
       ASSERT_TRUE((*first)->ReloadWeights().ok());
     }
     ASSERT_TRUE((*runtime)->allocator()->Wake(owner).ok());
     ASSERT_TRUE((*first)->ReloadWeights().ok());
-    EXPECT_TRUE(LogitsOf(first->get(), golden) == expected);
+    EXPECT_TRUE(AllLogits(**first, golden.prompt) == expected);
   }
 }
 
@@ -204,8 +183,8 @@ class ReloadFileTest : public testing::Test {
   ReloadFileTest() : golden_(ReadGoldenCase(kCases / "gptq-w4-act-order")) {
     fs::copy(kCases / "gptq-w4-act-order", folder_.path(),
              fs::copy_options::recursive);
-    session_ = *Session::Open(folder_.path(), Options());
-    expected_ = LogitsOf(session_.get(), golden_);
+    session_ = *Session::Open(folder_.path(), SmallSessionOptions());
+    expected_ = AllLogits(*session_, golden_.prompt);
     EXPECT_TRUE(session_->DropWeights().ok());
   }
   std::string File() const { return folder_.File("model.safetensors"); }
@@ -272,7 +251,7 @@ TEST_F(ReloadFileTest, NamesAFileThatIsGoneAndTakesItWhenItIsBack) {
   ExpectAsleep();
   fs::rename(folder_.File("away"), File());
   EXPECT_TRUE(session_->ReloadWeights().ok());
-  EXPECT_TRUE(LogitsOf(session_.get(), golden_) == expected_);
+  EXPECT_TRUE(AllLogits(*session_, golden_.prompt) == expected_);
 }
 
 TEST_F(ReloadFileTest, SleepsOnWhicheverReadFails) {
@@ -294,7 +273,7 @@ TEST_F(ReloadFileTest, SleepsOnWhicheverReadFails) {
     ExpectAsleep();
   }
   ASSERT_TRUE(session_->ReloadWeights(streaming).ok());
-  EXPECT_TRUE(LogitsOf(session_.get(), golden_) == expected_);
+  EXPECT_TRUE(AllLogits(*session_, golden_.prompt) == expected_);
 }
 
 TEST_F(ReloadFileTest, SleepsOnWhereverItIsCancelled) {
@@ -326,7 +305,7 @@ TEST_F(ReloadFileTest, SleepsOnWhereverItIsCancelled) {
     }
     ExpectAsleep();
   }
-  EXPECT_TRUE(LogitsOf(session_.get(), golden_) == expected_);
+  EXPECT_TRUE(AllLogits(*session_, golden_.prompt) == expected_);
 }
 
 // Whichever call of the driver fails, in the drop or in the reload: nothing is

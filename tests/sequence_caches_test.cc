@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "loader/checkpoint_test_util.h"
 #include "quire/model/engine.h"
 #include "quire/model/session.h"
 #include "tests/golden_cases.h"
@@ -67,23 +68,32 @@ struct Outcome {
 };
 
 Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
-                 uint32_t max_sequences = 64) {
-  Engine engine(&session.decoder(), &session.cache(), max_sequences);
+                 const EngineOptions& options) {
+  const auto engine =
+      Engine::Create(&session.decoder(), &session.cache(), options);
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  if (!engine.ok()) return {};
   for (const auto& prompt : prompts) {
     Request request;
     request.prompt = prompt;
     request.max_new_tokens = new_tokens;
-    EXPECT_TRUE(engine.Add(std::move(request)).ok());
+    EXPECT_TRUE((*engine)->Add(std::move(request)).ok());
   }
-  const absl::Status status = engine.RunToCompletion();
+  const absl::Status status = (*engine)->RunToCompletion();
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_TRUE(session.cache().CheckInvariants().ok())
       << session.cache().CheckInvariants();
   Outcome run;
-  for (const Completion& completion : engine.completions())
+  for (const Completion& completion : (*engine)->completions())
     run.continuations.push_back(completion.tokens);
-  run.statistics = engine.statistics();
+  run.statistics = (*engine)->statistics();
   return run;
+}
+
+Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
+                 uint32_t max_sequences = 64) {
+  return Continue(session, prompts, new_tokens,
+                  EngineOptions{.max_sequences = max_sequences});
 }
 
 // Of unequal lengths. `common` tokens are the same in all.
@@ -248,6 +258,111 @@ TEST(SequenceCachesSwapTest, SwapChangesNoTokenAndSparesTheComputation) {
   }
 }
 
+// Layers on two devices: a sequence is out on both, or on none.
+TEST(SequenceCachesSwapTest, SwapOverTwoDevicesChangesNoToken) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = Expected(prompts, 40);
+  const TemporaryFolder folder;
+  SessionOptions options = OptionsOf({KvCacheKind::kContiguous, 16, 0});
+  options.placement.device_map =
+      folder.Write("map.json", R"({"model.embed_tokens": 0, "model.layers.0": 0,
+                      "model.layers.1": 1, "model.norm": 1, "lm_head": 1})");
+  for (const Bytes swap_space : {MiB(4), KiB(64)}) {
+    SCOPED_TRACE(FormatBytes(swap_space));
+    options.swap_space = swap_space;
+    const auto session = Open(options);
+    ASSERT_NE(session, nullptr);
+    const Bytes token = session->cache().layout().TokenBytes();
+    for (int device = 0; device < 2; ++device) {
+      DeviceMemory* const memory = session->runtime().memory(DeviceId(device));
+      ASSERT_TRUE(memory
+                      ->SetLimit(Bytes(memory->GetStatistics().in_use.value() +
+                                       128 * token.value()))
+                      .ok());
+    }
+    const Outcome run = Continue(*session, prompts, 40);
+    EXPECT_EQ(run.continuations, expected);
+    EXPECT_GT(run.statistics.swaps, 0u);
+    if (swap_space == MiB(4)) {
+      EXPECT_EQ(run.statistics.swaps, run.statistics.preemptions);
+    }
+  }
+}
+
+// Whether a thread maps pages before steps need them, who gives way, and how
+// many may run: none of it changes a token.
+TEST(SequenceCachesOptionsTest, PagesMappedAheadChangeNoToken) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = Expected(prompts, 40);
+  for (const uint32_t layers_per_row : {0, 1}) {
+    for (const bool tight : {false, true}) {
+      const Setting setting{KvCacheKind::kContiguous, 16, layers_per_row};
+      SessionOptions options =
+          tight ? TightOptions(setting) : OptionsOf(setting);
+      options.page_ahead = 8;
+      options.swap_space = MiB(1);
+      const auto session = Open(options);
+      ASSERT_NE(session, nullptr);
+      EXPECT_EQ(Continue(*session, prompts, 40).continuations, expected);
+    }
+  }
+}
+
+TEST(SequenceCachesOptionsTest, WhoGivesWayChangesNoToken) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = Expected(prompts, 40);
+  for (const char* policy : {"youngest", "lru", "page-aware"}) {
+    SCOPED_TRACE(policy);
+    SessionOptions options = TightOptions({KvCacheKind::kContiguous, 16, 0});
+    options.victim_policy = policy;
+    const auto session = Open(options);
+    ASSERT_NE(session, nullptr);
+    const Outcome run = Continue(*session, prompts, 40, options.ForEngine());
+    EXPECT_EQ(run.continuations, expected);
+    EXPECT_GT(run.statistics.preemptions, 0u);
+  }
+}
+
+TEST(SequenceCachesOptionsTest, ThresholdsOfTheBatchChangeNoToken) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = Expected(prompts, 40);
+  SessionOptions options = TightOptions({KvCacheKind::kContiguous, 16, 0});
+  options.batch_limit = {.halve_above = 1, .grow_below = 1};
+  EXPECT_EQ(Continue(*Open(options), prompts, 40, options.ForEngine())
+                .statistics.batch_halvings,
+            0u);
+  options.batch_limit = {.halve_above = 0.2, .grow_below = 0.1};
+  const Outcome run =
+      Continue(*Open(options), prompts, 40, options.ForEngine());
+  EXPECT_EQ(run.continuations, expected);
+  EXPECT_GT(run.statistics.batch_halvings, 0u);
+}
+
+TEST(SequenceCachesOptionsTest, TheLayoutIsChosenAndExplained) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = Expected(prompts, 24);
+  SessionOptions options = OptionsOf({KvCacheKind::kContiguous, 16, 0});
+  {
+    const auto session = Open(options);
+    EXPECT_EQ(session->kv_layout(),
+              "2 layers per row: all, which wastes least");
+  }
+  options.layers_per_row = kAutoLayersPerRow;
+  // Whatever is wasted is within the first limit, and nothing within the other.
+  for (const auto& [waste_limit, layers] :
+       std::vector<std::pair<double, uint32_t>>{{1000, 1}, {0, 2}}) {
+    options.kv_workload = {.mean_tokens = 40, .waste_limit = waste_limit};
+    const auto session = Open(options);
+    ASSERT_NE(session, nullptr);
+    EXPECT_EQ(session->cache().layout().options().layers_per_row, layers);
+    EXPECT_EQ(
+        session->kv_layout().find(std::to_string(layers) + " layers per row: "),
+        0u)
+        << session->kv_layout();
+    EXPECT_EQ(Continue(*session, prompts, 24).continuations, expected);
+  }
+}
+
 // Who shares the device with others asks them, and goes on when they have made
 // room.
 TEST(SequenceCachesRoomTest, ARequestThatFindsNoMemoryHasOthersMakeRoom) {
@@ -282,15 +397,44 @@ TEST(SequenceCachesRoomTest, ARequestThatFindsNoMemoryHasOthersMakeRoom) {
 }
 
 TEST(SequenceCachesOptionsTest, BadOnesAreErrors) {
-  SessionOptions options = OptionsOf({KvCacheKind::kPaged, 12, 0});
-  EXPECT_EQ(Session::Open(ModelFolder(), options).status().code(),
-            absl::StatusCode::kInvalidArgument);
-  for (const KvCacheKind kind : {KvCacheKind::kPaged, KvCacheKind::kStatic}) {
-    options = OptionsOf({kind, 16, 0});
-    options.swap_space = MiB(1);
+  const auto expect_refused = [](const SessionOptions& options,
+                                 const std::string& mention) {
     const absl::Status status = Session::Open(ModelFolder(), options).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_NE(status.message().find(mention), absl::string_view::npos)
+        << status;
+  };
+  expect_refused(OptionsOf({KvCacheKind::kPaged, 12, 0}), "12");
+  for (const KvCacheKind kind : {KvCacheKind::kPaged, KvCacheKind::kStatic}) {
+    SessionOptions options = OptionsOf({kind, 16, 0});
+    options.swap_space = MiB(1);
+    expect_refused(options, "swap space");
+    options = OptionsOf({kind, 16, 0});
+    options.page_ahead = 1;
+    expect_refused(options, "--page-ahead 1");
   }
+  const SessionOptions good = OptionsOf({KvCacheKind::kContiguous, 16, 0});
+  SessionOptions options = good;
+  options.layers_per_row = 3;
+  expect_refused(options, "--layers-per-row 3");
+  options = good;
+  options.kv_limit = {.max_tokens = 0, .sinks = 4};
+  expect_refused(options, "--attention-sinks 4");
+  options.kv_limit = {.max_tokens = 4, .sinks = 4};
+  expect_refused(options, "--max-cache-len 4");
+  options = good;
+  options.batch_limit = {.halve_above = 0.5, .grow_below = 0.6};
+  expect_refused(options, "--grow-below 0.6");
+  options.batch_limit = {.halve_above = std::nan(""), .grow_below = 0.6};
+  expect_refused(options, "--halve-above");
+
+  const auto session = Open(good);
+  ASSERT_NE(session, nullptr);
+  EXPECT_EQ(Engine::Create(&session->decoder(), &session->cache(),
+                           {.victim_policy = "oldest"})
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

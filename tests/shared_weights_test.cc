@@ -23,6 +23,7 @@
 #include "quire/alloc/quiescent.h"
 #include "quire/model/session.h"
 #include "tests/golden_cases.h"
+#include "tests/session_testing.h"
 
 namespace quire {
 namespace {
@@ -31,17 +32,6 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 
 const fs::path kCases = fs::path(QUIRE_SOURCE_DIR) / "tests/golden";
-
-std::vector<float> LogitsOf(Session* session, const GoldenCase& golden) {
-  std::vector<float> logits;
-  const absl::Status status =
-      session->ComputeLogits(golden.prompt, [&](std::span<const float> rows) {
-        logits.insert(logits.end(), rows.begin(), rows.end());
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
-  return logits;
-}
 
 std::string ReadText(const fs::path& path) {
   std::ifstream in(path);
@@ -55,13 +45,7 @@ class SharedWeightsTest : public testing::Test {
   SharedWeightsTest() : golden_(ReadGoldenCase(kCases / "gptq-w4-act-order")) {
     fs::copy(kCases / "gptq-w4-act-order", folder_.path(),
              fs::copy_options::recursive);
-    options_.device.device_memory = GiB(1);
-    options_.device.page_size = KiB(64);
     options_.device.device_count = 2;
-    options_.kv_dtype = KvDType::kF32;
-    options_.threads = 1;
-    options_.max_model_len = 256;
-    options_.decoder = {.max_batch_tokens = 16, .max_logit_rows = 16};
     runtime_ = *CreateRuntime(options_.device);
     shared_ = std::make_unique<SharedWeights>(runtime_.get());
     options_.runtime = runtime_.get();
@@ -87,7 +71,7 @@ class SharedWeightsTest : public testing::Test {
 
   TemporaryFolder folder_;
   GoldenCase golden_;
-  SessionOptions options_;
+  SessionOptions options_ = SmallSessionOptions();
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<SharedWeights> shared_;
 };
@@ -95,7 +79,7 @@ class SharedWeightsTest : public testing::Test {
 TEST_F(SharedWeightsTest, ASecondLoadReadsNothingAndTakesNoPage) {
   const auto first = Open("first");
   ASSERT_NE(first, nullptr);
-  const std::vector<float> expected = LogitsOf(first.get(), golden_);
+  const std::vector<float> expected = AllLogits(*first, golden_.prompt);
   const Bytes pages = SharedPages();
   EXPECT_GT(pages, Bytes(0));
   EXPECT_EQ(Live("first/weights"), Bytes(0));
@@ -107,24 +91,24 @@ TEST_F(SharedWeightsTest, ASecondLoadReadsNothingAndTakesNoPage) {
   EXPECT_EQ(second->weights().embedding().data,
             first->weights().embedding().data);
   EXPECT_EQ(second->weights().Parameters(), first->weights().Parameters());
-  EXPECT_TRUE(LogitsOf(second.get(), golden_) == expected);
-  EXPECT_TRUE(LogitsOf(first.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*second, golden_.prompt) == expected);
+  EXPECT_TRUE(AllLogits(*first, golden_.prompt) == expected);
 }
 
 // Whoever goes, the others go on; the memory goes with the last.
 TEST_F(SharedWeightsTest, TheLastOneFreesIt) {
   auto first = Open("first");
   auto second = Open("second");
-  const std::vector<float> expected = LogitsOf(first.get(), golden_);
+  const std::vector<float> expected = AllLogits(*first, golden_.prompt);
   first.reset();
-  EXPECT_TRUE(LogitsOf(second.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*second, golden_.prompt) == expected);
   second.reset();
   EXPECT_EQ(SharedPages(), Bytes(0));
   EXPECT_EQ(shared_->size(), 0u);
   // Before its sessions are gone, the registry may be.
   first = Open("first");
   shared_.reset();
-  EXPECT_TRUE(LogitsOf(first.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*first, golden_.prompt) == expected);
   first.reset();
   EXPECT_EQ(SharedPages(), Bytes(0));
 }
@@ -132,12 +116,12 @@ TEST_F(SharedWeightsTest, TheLastOneFreesIt) {
 TEST_F(SharedWeightsTest, DropsWhenTheLastUserDropsIt) {
   auto first = Open("first");
   auto second = Open("second");
-  const std::vector<float> expected = LogitsOf(first.get(), golden_);
+  const std::vector<float> expected = AllLogits(*first, golden_.prompt);
   const Bytes pages = SharedPages();
   EXPECT_EQ(*first->DropWeights(), Bytes(0)) << "the other one uses it";
   EXPECT_EQ(*first->DropWeights(), Bytes(0)) << "once counts once";
   EXPECT_EQ(SharedPages(), pages);
-  EXPECT_TRUE(LogitsOf(second.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*second, golden_.prompt) == expected);
   EXPECT_EQ(first
                 ->ComputeLogits(
                     golden_.prompt,
@@ -146,7 +130,7 @@ TEST_F(SharedWeightsTest, DropsWhenTheLastUserDropsIt) {
             absl::StatusCode::kFailedPrecondition);
   // Back while the other one has it: nothing is read.
   EXPECT_EQ(first->ReloadWeights()->bytes, Bytes(0));
-  EXPECT_TRUE(LogitsOf(first.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*first, golden_.prompt) == expected);
 
   EXPECT_EQ(*first->DropWeights(), Bytes(0));
   EXPECT_EQ(*second->DropWeights(), pages);
@@ -154,33 +138,33 @@ TEST_F(SharedWeightsTest, DropsWhenTheLastUserDropsIt) {
   // The first that wants it back reads it, for both.
   EXPECT_GT(second->ReloadWeights()->bytes, Bytes(0));
   EXPECT_EQ(first->ReloadWeights()->bytes, Bytes(0));
-  EXPECT_TRUE(LogitsOf(first.get(), golden_) == expected);
-  EXPECT_TRUE(LogitsOf(second.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*first, golden_.prompt) == expected);
+  EXPECT_TRUE(AllLogits(*second, golden_.prompt) == expected);
 
   // One that sleeps keeps no pages from going when the last one awake ends.
   EXPECT_EQ(*first->DropWeights(), Bytes(0));
   second.reset();
   EXPECT_EQ(SharedPages(), Bytes(0));
   EXPECT_GT(first->ReloadWeights()->bytes, Bytes(0));
-  EXPECT_TRUE(LogitsOf(first.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*first, golden_.prompt) == expected);
 }
 
 // A session that opens while the others sleep wakes the weights for all.
 TEST_F(SharedWeightsTest, OpensWhatSleeps) {
   const auto first = Open("first");
-  const std::vector<float> expected = LogitsOf(first.get(), golden_);
+  const std::vector<float> expected = AllLogits(*first, golden_.prompt);
   ASSERT_TRUE(first->DropWeights().ok());
   const auto second = Open("second");
   EXPECT_GT(second->weights().load_report().bytes, Bytes(0));
-  EXPECT_TRUE(LogitsOf(second.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*second, golden_.prompt) == expected);
   EXPECT_EQ(first->ReloadWeights()->bytes, Bytes(0));
-  EXPECT_TRUE(LogitsOf(first.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*first, golden_.prompt) == expected);
 }
 
 TEST_F(SharedWeightsTest, TheSleepOfOneSessionLeavesTheOthersTheirs) {
   const auto first = Open("first");
   const auto second = Open("second");
-  const std::vector<float> expected = LogitsOf(first.get(), golden_);
+  const std::vector<float> expected = AllLogits(*first, golden_.prompt);
   const OwnerId owner = runtime_->owners()->Register("first");
   {
     auto section = QuiescentSection::Begin(runtime_->memory(), {});
@@ -188,9 +172,9 @@ TEST_F(SharedWeightsTest, TheSleepOfOneSessionLeavesTheOthersTheirs) {
     ASSERT_TRUE(runtime_->allocator()->Sleep(*section, owner).ok());
   }
   EXPECT_EQ(Live("first"), Bytes(0));
-  EXPECT_TRUE(LogitsOf(second.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*second, golden_.prompt) == expected);
   ASSERT_TRUE(runtime_->allocator()->Wake(owner).ok());
-  EXPECT_TRUE(LogitsOf(first.get(), golden_) == expected);
+  EXPECT_TRUE(AllLogits(*first, golden_.prompt) == expected);
 }
 
 TEST_F(SharedWeightsTest, DoesNotShareWhatIsNotTheSame) {
@@ -266,7 +250,7 @@ TEST_F(SharedWeightsTest, ThreadsComeAndGo) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 6;
   const std::vector<float> expected =
-      LogitsOf(Open("reference").get(), golden_);
+      AllLogits(*Open("reference"), golden_.prompt);
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
@@ -275,11 +259,11 @@ TEST_F(SharedWeightsTest, ThreadsComeAndGo) {
       for (int round = 0; round < kRounds; ++round) {
         auto session = Session::Open(folder_.path(), options);
         ASSERT_TRUE(session.ok()) << session.status();
-        EXPECT_TRUE(LogitsOf(session->get(), golden_) == expected);
+        EXPECT_TRUE(AllLogits(**session, golden_.prompt) == expected);
         ASSERT_TRUE((*session)->DropWeights().ok());
         const auto reloaded = (*session)->ReloadWeights();
         ASSERT_TRUE(reloaded.ok()) << reloaded.status();
-        EXPECT_TRUE(LogitsOf(session->get(), golden_) == expected);
+        EXPECT_TRUE(AllLogits(**session, golden_.prompt) == expected);
       }
     });
   }
