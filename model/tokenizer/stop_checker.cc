@@ -119,7 +119,7 @@ absl::StatusOr<std::vector<TokenId>> EosTokenIds(
   QUIRE_RETURN_IF_ERROR(
       AddIds(JsonReader(generation_config, origin + "/generation_config.json"),
              "eos_token_id", &ids));
-  const JsonReader gguf(gguf_metadata, origin + ": GGUF metadata");
+  const JsonReader gguf(gguf_metadata, origin);
   QUIRE_RETURN_IF_ERROR(AddIds(gguf, "tokenizer.ggml.eos_token_id", &ids));
   QUIRE_RETURN_IF_ERROR(AddIds(gguf, "tokenizer.ggml.eot_token_id", &ids));
   const JsonReader reader(tokenizer_config, origin + "/tokenizer_config.json");

@@ -170,7 +170,7 @@ TEST_F(EosTokenIdsTest, NamesTheFieldThatIsWrong) {
               HasSubstr("folder/generation_config.json: eos_token_id[1]"));
   EXPECT_THAT(message(Ids(none_, none_, none_,
                           {{"tokenizer.ggml.eos_token_id", "x"}})),
-              HasSubstr("folder: GGUF metadata: tokenizer.ggml.eos_token_id"));
+              HasSubstr("folder: tokenizer.ggml.eos_token_id"));
   EXPECT_THAT(message(Ids(none_, none_, {{"eos_token", 1}}, none_)),
               HasSubstr("folder/tokenizer_config.json: eos_token"));
 }
