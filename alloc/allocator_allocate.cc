@@ -87,12 +87,14 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
       Poll();
       block = take();
     }
-    if (!block) block = heap->TakeSlotOfNewSlab(size_class);
+    if (!block) block = heap->TakeSlotOfNewSlab(size_class, request.alignment);
     if (!block && FlushCachesNowAndThen(Bytes(0))) {
       CloseBatches();
       Poll();
       block = take();
-      if (!block) block = heap->TakeSlotOfNewSlab(size_class);
+      if (!block) {
+        block = heap->TakeSlotOfNewSlab(size_class, request.alignment);
+      }
     }
     if (block) {
       if (for_cache) Refill(cache, size_class, *block);
@@ -139,24 +141,19 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
   const auto add =
       [&](OwnerHeap* heap, RangeNeeds* needs)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::StatusOr<Block> {
-    // A slab within a page does not have every alignment.
-    const uint64_t first = request.alignment.value() <= kPieceGrain
-                               ? heap->FirstSlabBytes(size_class)
-                               : 0;
+    const uint64_t small = heap->SmallSlabBytes(size_class, request.alignment);
     constexpr OwnerHeap::Keep kKeep = OwnerHeap::Keep::kComebacks;
     const auto wanted = [&]() -> uint64_t {
-      if (first == 0) return pages.value();
-      return heap->HasRoomFor(first) ? 0 : 1;
+      if (small == 0) return pages.value();
+      return heap->HasRoomFor(small) ? 0 : 1;
     };
     uint64_t new_pages = wanted();
     if (memory_->Harvest().value() < new_pages) {
       // What the heap has, it has without giving it to the pool and back.
       CollectFor(new_pages);
       heap->DissolveEmptySlabs(new_pages, kKeep);
-      if (first == 0) {
-        const auto slot = heap->TakeSlotOfNewSlab(size_class);
-        if (slot) return *slot;
-      }
+      const auto slot = heap->TakeSlotOfNewSlab(size_class, request.alignment);
+      if (slot) return *slot;
       new_pages = wanted();
     }
     *needs = {.pages = PageCount(new_pages),
@@ -165,7 +162,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
               .wait = wait,
               .keep = kKeep};
     Recycle(new_pages, heap, needs->keep);
-    QUIRE_RETURN_IF_ERROR(first > 0 ? heap->AddFirstSlab(size_class)
+    QUIRE_RETURN_IF_ERROR(small > 0 ? heap->AddSmallSlab(size_class, small)
                                     : heap->AddSlab(size_class, new_pages));
     return *heap->TakeSlot(size_class, request.alignment);
   };

@@ -10,9 +10,13 @@
 namespace quire {
 namespace {
 
-// The first slab of a class: so many bytes, and so many slots, at least.
-constexpr uint64_t kFirstSlabBytes = 64 << 10;
-constexpr uint64_t kFirstSlabSlots = 4;
+// The first slabs of a class: so many bytes, and so many slots, at least. There
+// are two, and of large slots one, since more, or longer ones, take room from
+// large allocations that these then have to make detours for, and cannot be
+// laid over each other.
+constexpr uint64_t kSmallSlabBytes = 64 << 10;
+constexpr uint64_t kSmallSlabSlots = 4;
+constexpr uint64_t kSmallSlabs = 2;
 
 // Comebacks in a row that make a class keep its slab, and how many slabs may be
 // made, of any class, before one is no comeback any more, or has not been used
@@ -278,7 +282,9 @@ std::optional<Block> OwnerHeap::TakeSlotBeside(Block held) {
   return Take(span, *slot);
 }
 
-std::optional<Block> OwnerHeap::TakeSlotOfNewSlab(int size_class) {
+std::optional<Block> OwnerHeap::TakeSlotOfNewSlab(int size_class,
+                                                  Bytes alignment) {
+  if (SmallSlabBytes(size_class, alignment) > 0) return std::nullopt;
   const uint64_t bytes = classes_.slab_pages(size_class).value() * page_bytes_;
   const std::optional<uint64_t> pages =
       arena_.free_runs().FindFit(bytes, Bytes(page_bytes_));
@@ -302,15 +308,19 @@ absl::Status OwnerHeap::AddSlab(int size_class, uint64_t pages) {
   return absl::OkStatus();
 }
 
-uint64_t OwnerHeap::FirstSlabBytes(int size_class) const {
+uint64_t OwnerHeap::SmallSlabBytes(int size_class, Bytes alignment) const {
+  if (alignment.value() > kPieceGrain) return 0;
   const uint64_t slot_size = classes_.slot_size(size_class).value();
-  const uint64_t bytes = std::max(kFirstSlabBytes, kFirstSlabSlots * slot_size);
-  if (states_[size_class].slabs > 0 || bytes > page_bytes_ / 4) return 0;
+  const uint64_t bytes = std::max(kSmallSlabBytes, kSmallSlabSlots * slot_size);
+  const uint64_t slabs = states_[size_class].slabs;
+  if (slabs >= kSmallSlabs || bytes > page_bytes_ / (slabs == 0 ? 4 : 8)) {
+    return 0;
+  }
   return bytes;
 }
 
-absl::Status OwnerHeap::AddFirstSlab(int size_class) {
-  return AddDetourSlab(size_class, FirstSlabBytes(size_class)).status();
+absl::Status OwnerHeap::AddSmallSlab(int size_class, uint64_t bytes) {
+  return AddDetourSlab(size_class, bytes).status();
 }
 
 absl::StatusOr<Span*> OwnerHeap::AddDetourSlab(int size_class, uint64_t bytes) {

@@ -151,20 +151,21 @@ class OwnerHeap {
   // A free slot of the group of a held one.
   std::optional<Block> TakeSlotBeside(Block held);
   // A slot of a new slab on free pages side by side.
-  std::optional<Block> TakeSlotOfNewSlab(int size_class);
+  std::optional<Block> TakeSlotOfNewSlab(int size_class, Bytes alignment);
   // A slot that cools, for the stream it was freed on.
   void Revive(Block slot);
   // From prepared pages only (DeviceMemory::TryMakeRange). AddSlab makes a slab
   // of `pages` pages, its class's number or fewer.
   absl::Status AddSlab(int size_class, uint64_t pages);
-  // The bytes of the first slab of a class, which is less than a page; 0 where
-  // there is one already, or slots are too large for that.
-  uint64_t FirstSlabBytes(int size_class) const;
+  // The bytes of the next slab of a class where that is less than a page, as
+  // the first few are; 0 where it is not, since there are more, or slots are
+  // too large, or are to be aligned to more than such a slab is.
+  uint64_t SmallSlabBytes(int size_class, Bytes alignment) const;
   // Whether bytes for a slab of its own are to be had without a page.
   bool HasRoomFor(uint64_t bytes) const {
     return arena_.free_runs().largest() >= bytes;
   }
-  absl::Status AddFirstSlab(int size_class);
+  absl::Status AddSmallSlab(int size_class, uint64_t bytes);
 
   // ---- owner_heap_large.cc ----
   // Of bytes that are mapped already, for work on `stream`: what was freed on

@@ -19,9 +19,11 @@ namespace {
 // their length.
 constexpr uint64_t kDetourFitDivisor = 256;
 
-// Pages of addresses that idle detours may keep mapped: a part of the pages
-// that there are, and so many besides.
-constexpr uint64_t kDetourPagesPart = 2;
+// Pages of addresses that idle detours may keep mapped: so many for each page
+// that there is, and so many besides. A program that loads one model after
+// another, day by day, comes back to each place where one lay; what it costs is
+// addresses, and their entries in tables of pages.
+constexpr uint64_t kDetourPagesPerPage = 2;
 constexpr uint64_t kDetourPagesAlways = 64;
 
 // Most heaps have few runs at a time.
@@ -392,7 +394,8 @@ uint64_t OwnerHeap::TrimDetours(bool all,
   // A graph uses its addresses whatever becomes of them here.
   if (kept_for_graphs_) return 0;
   const uint64_t keep =
-      all ? 0 : arena_.backed_pages() / kDetourPagesPart + kDetourPagesAlways;
+      all ? 0
+          : arena_.backed_pages() * kDetourPagesPerPage + kDetourPagesAlways;
   return arena_.TrimDetours(keep, may_record);
 }
 
