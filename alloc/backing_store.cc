@@ -382,22 +382,22 @@ void BackingStore::UnmapCooled(const std::vector<SlotRun>& runs) {
   for (const SlotRun& run : runs) {
     run.range->lingering -= run.count;
     // A refusal is kept in mapping_error_; there is no caller to tell.
-    (void)UnmapRun(run.range.get(), run.first, run.count, UnmapReason::kFreed,
-                   run.refused);
+    (void)UnmapRun(run.range.get(), run.first, run.count, UnmapReason::kFreed);
   }
 }
 
 absl::Status BackingStore::UnmapRun(ManagedRange* range, uint64_t first,
-                                    uint64_t count, UnmapReason reason,
-                                    bool refused) {
-  const absl::Status status = UnmapSlots(*range, first, count);
-  const bool no_room = absl::IsResourceExhausted(status);
-  if (no_room || (!status.ok() && !absl::IsDataLoss(status) && !refused &&
-                  reason == UnmapReason::kFreed)) {
+                                    uint64_t count, UnmapReason reason) {
+  absl::Status status = UnmapSlots(*range, first, count);
+  if (!status.ok() && !absl::IsResourceExhausted(status) &&
+      !absl::IsDataLoss(status) && reason == UnmapReason::kFreed) {
+    status = UnmapSlots(*range, first, count);
+  }
+  if (absl::IsResourceExhausted(status)) {
     for (uint64_t i = first; i < first + count; ++i) {
       SetState(&range->slots[i], SlotState::kCooling);
     }
-    queue_.RetireForRetry(range, first, count, /*refused=*/!no_room);
+    queue_.RetireForRetry(range, first, count);
     range->lingering += count;
     return absl::OkStatus();
   }

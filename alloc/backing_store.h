@@ -233,13 +233,13 @@ class BackingStore {
   absl::Status CheckSavedPages(
       const std::vector<const ManagedRange*>& ranges) const;
   enum class UnmapReason { kFreed, kRolledBack };
-  // Unmaps a run of slots that are live, or kCooling without a batch. A call
-  // that fails changes nothing: the slots cool until the next try, which is no
-  // error. That goes on where the driver is out of mappings (to unmap may split
-  // one); what it refuses for another reason, and was `refused` before, is
-  // quarantined, as is a commit that is rolled back and what it lost track of.
+  // Unmaps a run of slots that are live, or kCooling without a batch. Where the
+  // driver is out of mappings for it (to unmap may split one), the slots cool
+  // until the next try, which is no error. Where it refuses, and a second time,
+  // since a call that fails changes nothing, they are quarantined; of a commit
+  // that is rolled back, at once.
   absl::Status UnmapRun(ManagedRange* range, uint64_t first, uint64_t count,
-                        UnmapReason reason, bool refused = false);
+                        UnmapReason reason);
   // Unmaps runs that have left the retirement queue.
   void UnmapCooled(const std::vector<SlotRun>& runs);
   // Returns the error that says so.

@@ -27,11 +27,9 @@ void RetirementQueue::Retire(ManagedRange* range, uint64_t first,
 }
 
 void RetirementQueue::RetireForRetry(ManagedRange* range, uint64_t first,
-                                     uint64_t count, bool refused) {
+                                     uint64_t count) {
   Retire(range, first, count, Fence());
-  CoolingBatch& batch = BatchOf(Fence());
-  batch.runs.back().refused = refused;
-  batch.stuck = true;
+  BatchOf(Fence()).stuck = true;
 }
 
 void RetirementQueue::Remove(PageSlot* slot) {
@@ -101,7 +99,7 @@ RetirementQueue::Batches::iterator RetirementQueue::TakeOut(
         run.first, run.count,
         [&](const PageSlot& slot) { return slot.batch == &*batch; },
         [&](uint64_t first, uint64_t count) {
-          runs->push_back({run.range, first, count, run.refused});
+          runs->push_back({run.range, first, count});
           for (uint64_t i = first; i < first + count; ++i) {
             run.range->slots[i].batch = nullptr;
           }

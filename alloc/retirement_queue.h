@@ -31,8 +31,6 @@ struct SlotRun {
   std::shared_ptr<ManagedRange> range;
   uint64_t first;
   uint64_t count;
-  // The driver refused to unmap it before, for no want of its own.
-  bool refused = false;
 };
 
 struct CoolingBatch {
@@ -51,10 +49,8 @@ class RetirementQueue {
   void Retire(ManagedRange* range, uint64_t first, uint64_t count,
               const Fence& fence);
   // The same for slots that no fence holds back, but that could not be
-  // unmapped: they are taken out next time, and nobody waits for them. The run
-  // then says whether it was `refused`.
-  void RetireForRetry(ManagedRange* range, uint64_t first, uint64_t count,
-                      bool refused);
+  // unmapped: they are taken out next time, and nobody waits for them.
+  void RetireForRetry(ManagedRange* range, uint64_t first, uint64_t count);
   // Lets a slot go that is wanted again. It is kCooling without a batch.
   void Remove(PageSlot* slot);
   // Takes out the batches that have completed, looking at `at_most` of them,
