@@ -378,8 +378,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // The same before so many pages are made; of what threads have cached, only
   // where that is cheap beside them.
   void CollectFor(uint64_t pages) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether anything cools that the driver can still speak for.
-  bool CanCool() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  using HeapFilter = std::function<bool(const OwnerHeap&)>;
+  // Whether anything of these heaps cools that the driver can still speak for.
+  bool CanCool(const HeapFilter& wanted) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether waiting can free a slot of this class or a larger one: one cools on
   // a stream that the driver can still speak for.
   bool CanAwaitSlot(const OwnerHeap& heap, int least) const
@@ -388,7 +390,6 @@ class DeviceAllocator::Impl final : public PageReclaimer,
                        OwnerHeap::Keep keep = OwnerHeap::Keep::kNothing)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Give memory that nobody holds to the pool while it cools.
-  using HeapFilter = std::function<bool(const OwnerHeap&)>;
   uint64_t ReleaseCooling(uint64_t wanted, const HeapFilter& wanted_heaps)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ReleaseSharedRanges(uint64_t wanted, const HeapFilter& filter)
@@ -422,6 +423,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // Why nothing of the owner can be put to sleep now.
   absl::Status CheckCanSleep(OwnerId owner) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits until nothing of these heaps cools in pages that are to sleep.
+  absl::Status AwaitCooling(const std::vector<OwnerHeap*>& heaps)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Of the owner or below it, and not asleep yet.
   bool IsToSleep(const OwnerHeap& heap, OwnerId owner) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

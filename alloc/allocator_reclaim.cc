@@ -158,16 +158,18 @@ void DeviceAllocator::Impl::Collect() {
   Poll();
 }
 
-bool DeviceAllocator::Impl::CanCool() const {
+bool DeviceAllocator::Impl::CanCool(const HeapFilter& wanted) const {
   for (const auto& heap : heaps_) {
+    if (!wanted(*heap)) continue;
     if (heap->IsEnding()) return true;
     for (const auto& list : heap->free_lists()) {
       if (list->progress() == StreamFreeList::Progress::kWaiting) return true;
     }
   }
   return std::any_of(shared_cooling_.begin(), shared_cooling_.end(),
-                     [](const SharedCooling& cooling) {
-                       return cooling.fence && cooling.fence->IsComplete().ok();
+                     [&](const SharedCooling& cooling) {
+                       return wanted(*cooling.block.span->heap) &&
+                              cooling.fence && cooling.fence->IsComplete().ok();
                      });
 }
 

@@ -1,7 +1,8 @@
 // Owners of an allocator that sleep and wake up.
 //
-// Before an owner's pages go, so does what is free of them: what is left is
-// live, or lies between what is. From then on its heap is asleep: nobody is
+// Before an owner's pages go, so does what is free of them, and what cools
+// between live memory is waited for: what is left is live, or free and between
+// what is. From then on its heap is asleep: nobody is
 // handed anything of it, its caches of threads stay stopped, and what is freed
 // is free at once, since nobody can be using it. DeviceMemory does the rest,
 // and says when: to all allocators that work with it, whoever put the owner to
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "alloc/allocator_impl.h"
+#include "alloc/poll_interval.h"
 #include "quire/alloc/quiescent.h"
 #include "quire/alloc/sleep.h"
 #include "quire/alloc/status_macros.h"
@@ -116,26 +118,50 @@ absl::Status DeviceAllocator::Impl::CheckCanSleep(OwnerId owner) const {
 
 absl::Status DeviceAllocator::Impl::BeforeSleep(OwnerId owner) {
   if (!table_error_.ok()) return absl::OkStatus();  // there is no memory
-  const HookDeferral deferral(memory_);
-  MutexLock lock(&mutex_);
-  QUIRE_RETURN_IF_ERROR(CheckCanSleep(owner));
   std::vector<OwnerHeap*> heaps;
-  for (const auto& heap : heaps_) {
-    if (IsToSleep(*heap, owner)) heaps.push_back(heap.get());
+  {
+    MutexLock lock(&mutex_);
+    QUIRE_RETURN_IF_ERROR(CheckCanSleep(owner));
+    for (const auto& heap : heaps_) {
+      if (IsToSleep(*heap, owner)) heaps.push_back(heap.get());
+    }
+    pending_sleeps_.push_back({owner, sleep_marks_});
+    // Nothing can be allocated from here on, so that what is free stays free.
+    MarkAsleep(owner, true);
   }
-  pending_sleeps_.push_back({owner, sleep_marks_});
-  // Nothing can be allocated from here on, so that what is free stays free.
-  MarkAsleep(owner, true);
-  Collect();
-  for (OwnerHeap* const heap : heaps) {
-    TrimDetours(heap, /*all=*/true);
-    heap->ReleaseFree(UINT64_MAX);
-  }
-  ReleaseCooling(UINT64_MAX, [&](const OwnerHeap& heap) {
+  const absl::Status cooled = AwaitCooling(heaps);
+  if (!cooled.ok()) AfterSleep(owner, /*succeeded=*/false);
+  return cooled;
+}
+
+absl::Status DeviceAllocator::Impl::AwaitCooling(
+    const std::vector<OwnerHeap*>& heaps) {
+  const HeapFilter falls_asleep = [&](const OwnerHeap& heap) {
     return std::find(heaps.begin(), heaps.end(), &heap) != heaps.end();
-  });
-  CheckAfterMutation();
-  return absl::OkStatus();
+  };
+  for (PollInterval interval;; interval.Sleep()) {
+    const HookDeferral deferral(memory_);
+    MutexLock lock(&mutex_);
+    Collect();
+    for (OwnerHeap* const heap : heaps) {
+      TrimDetours(heap, /*all=*/true);
+      heap->ReleaseFree(UINT64_MAX);
+    }
+    // Whole pages can cool without the owner.
+    ReleaseCooling(UINT64_MAX, falls_asleep);
+    CheckAfterMutation();
+    const bool cools =
+        std::any_of(heaps.begin(), heaps.end(), [](const OwnerHeap* heap) {
+          return heap->accounts().cooling_bytes > 0;
+        });
+    if (!cools) return absl::OkStatus();
+    if (!CanCool(falls_asleep)) {
+      return absl::FailedPreconditionError(
+          "memory that was freed on a stream lies between what is to sleep, "
+          "and "
+          "the driver cannot tell when the stream is done with it");
+    }
+  }
 }
 
 void DeviceAllocator::Impl::AfterSleep(OwnerId owner, bool succeeded) {

@@ -36,6 +36,9 @@ struct WakeOptions {
   bool zero_dropped = false;
 };
 
+// Sleep waits for the streams that memory of the owner was freed on, where that
+// lies in pages beside live memory.
+//
 // Of one Sleep or Wake: bytes_moved are those copied to or from the target. By
 // Sleep, pages_freed are fewer than `pages` where freed slots of theirs still
 // cool; by Wake there are none.
