@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -103,6 +104,52 @@ TEST_F(AllocatorSleepTest, WhatIsLiveComesBackAndWhatIsFreeIsNotSaved) {
     ASSERT_TRUE(allocator_->CheckInvariants().ok());
     for (const Pattern& pattern : live) Free(pattern.address);
   }
+}
+
+// The section names the streams that use what is live. Of what was freed the
+// allocator knows itself who is not done with it.
+TEST_F(AllocatorSleepTest, WhatWasFreedOnOtherStreamsIsWaitedFor) {
+  const StreamId stream = MakeStream();
+  const Pattern live = Make(1000, weights_);
+  const Pattern freed = Make(1000, weights_, stream);
+  std::atomic<bool> held{false};
+  ASSERT_TRUE(driver_
+                  ->LaunchHostFunction(stream,
+                                       [&] {
+                                         std::this_thread::sleep_for(
+                                             std::chrono::milliseconds(20));
+                                         held = freed.Holds();
+                                       })
+                  .ok());
+  Free(freed.address, stream);
+  const auto section = QuiescentSection::Begin(memory_.get(), {});
+  ASSERT_TRUE(section.ok());
+  ASSERT_TRUE(allocator_->Sleep(*section, weights_).ok());
+  EXPECT_TRUE(held);
+  ASSERT_TRUE(allocator_->Wake(weights_).ok());
+  EXPECT_TRUE(live.Holds());
+  Free(live.address);
+}
+
+// Where the driver cannot tell, nothing is taken away.
+TEST_F(AllocatorSleepTest, WhatCannotBeWaitedForKeepsItsOwnerAwake) {
+  const StreamId stream = MakeStream();
+  const Pattern live = Make(1000, weights_);
+  const Pattern freed = Make(1000, weights_, stream);
+  Free(freed.address, stream);
+  faulty_->FailCallsFrom(DriverCall::kQueryEvent, 1,
+                         absl::StatusCode::kInternal);
+  const auto section = QuiescentSection::Begin(memory_.get(), {});
+  ASSERT_TRUE(section.ok());
+  EXPECT_EQ(allocator_->Sleep(*section, weights_).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  faulty_->ClearFaults();
+  EXPECT_TRUE(live.Holds());
+  Free(Make(1000, weights_).address);
+  EXPECT_TRUE(allocator_->Sleep(*section, weights_).ok());
+  ASSERT_TRUE(allocator_->Wake(weights_).ok());
+  EXPECT_TRUE(live.Holds());
+  Free(live.address);
 }
 
 TEST_F(AllocatorSleepTest, NothingIsAllocatedForThoseWhoSleep) {

@@ -63,6 +63,10 @@ AllocatorOperations::~AllocatorOperations() {
     (void)driver_->SynchronizeStream(stream);
   }
   if (memory_ != nullptr) memory_->RemoveHooks(this);
+  for (const auto& [stream, pool] : captures_) {
+    (void)allocator_->EndGraphCapture(stream);
+  }
+  other_.reset();
   allocator_.reset();
   memory_.reset();
   for (const StreamId stream : streams_) (void)driver_->DestroyStream(stream);
@@ -73,6 +77,14 @@ absl::Status AllocatorOperations::Run() {
   options.page_size = kPage;
   options.limit = Bytes(kLimitPages * kPageBytes);
   options.address_space = Bytes(kAddressPages * kPageBytes);
+  const uint64_t setting = Next();
+  capacity_ = options.limit;
+  if (setting % 4 == 0) {
+    // Less than the limit is left of the device.
+    capacity_ = Bytes((kLimitPages - 4) * kPageBytes);
+    options.headroom = Bytes(kDevicePages * kPageBytes - capacity_.value());
+  }
+  if (setting / 4 % 2 == 0) options.trace = &trace_;
   QUIRE_ASSIGN_OR_RETURN(memory_,
                          DeviceMemory::Create(driver_, &owners_, options));
   DeviceAllocatorOptions allocator_options;
@@ -83,7 +95,11 @@ absl::Status AllocatorOperations::Run() {
   if (choice % 4 == 1) allocator_options.fence_batch = KiB(32);
   if (choice % 8 == 2) allocator_options.thread_cache = Bytes(0);
   if (choice % 8 == 6) allocator_options.thread_cache = KiB(16);
+  allocator_options.trace = options.trace;
+  allocator_options.listener = this;
+  if (setting / 8 % 4 == 0) allocator_options.sample_interval = KiB(8);
   allocator_ = DeviceAllocator::Create(memory_.get(), allocator_options);
+  other_ = DeviceAllocator::Create(memory_.get());
   memory_->AddHooks(this);
   for (int i = 0; i < 3; ++i) {
     QUIRE_ASSIGN_OR_RETURN(const StreamId stream,
@@ -93,8 +109,13 @@ absl::Status AllocatorOperations::Run() {
   while (!AtEnd()) {
     QUIRE_RETURN_IF_ERROR(Step());
     QUIRE_RETURN_IF_ERROR(Check());
+    if (open_compactions_ != 0) {
+      return Contradiction("the listener was told of %d compactions that go on",
+                           open_compactions_);
+    }
   }
   QUIRE_RETURN_IF_ERROR(CheckLiveAllocations());
+  while (!captures_.empty()) QUIRE_RETURN_IF_ERROR(EndCapture());
   if (choice % 16 == 7) return absl::OkStatus();  // destroyed with what lives
   return FreeEverything();
 }
@@ -134,7 +155,7 @@ absl::Status AllocatorOperations::Step() {
   if (operation < 176) {
     return operation % 16 < (growing ? 10 : 6) ? Allocate() : FreeSome();
   }
-  switch (operation % 16) {
+  switch ((operation - 176) % 20) {
     case 0:
       return ChangeStreams();
     case 1:
@@ -164,6 +185,15 @@ absl::Status AllocatorOperations::Step() {
     case 13:
       EndLags();
       return absl::OkStatus();
+    case 14:
+      return Sleep();
+    case 15:
+      return Wake(SomeOwner());
+    case 16:
+    case 17:
+      return UseGraphs();
+    case 18:
+      return UseAnotherAllocator();
     default: {
       const auto lag = std::make_shared<Lag>();
       lags_.push_back(lag);
@@ -199,13 +229,27 @@ absl::Status AllocatorOperations::Allocate() {
   if (model_.size() >= kMostLive) return absl::OkStatus();
   const uint64_t largest =
       allocator_->GetLargestPossible(options.owner).value();
+  const GraphPoolId pool = PoolFor(options.stream);
   const auto address = allocator_->Allocate(Bytes(size), options);
-  if (!address.ok()) {
-    // Alignment is not part of the promise.
-    return CheckRefusal(address.status(), size, largest,
-                        options.alignment <= kDefaultAlignment);
+  if (!address.ok() && pool == GraphPoolId() && IsAsleep(options.owner) &&
+      absl::IsFailedPrecondition(address.status())) {
+    return absl::OkStatus();
   }
-  return Enter(*address, size, options);
+  if (!address.ok()) {
+    // Alignment is not part of the promise, and what was freed on a captured
+    // stream waits for the end of the capture.
+    return CheckRefusal(address.status(), size, largest,
+                        options.alignment <= kDefaultAlignment &&
+                            captures_.empty() && !IsAsleep(options.owner));
+  }
+  // The pool's is the owner of what it hands out.
+  if (pool != GraphPoolId()) options.owner = graph_pools_.at(pool);
+  QUIRE_RETURN_IF_ERROR(Enter(*address, size, options));
+  const Live& live = model_.at(address->value());
+  const uint64_t end = address->value() + live.allocated;
+  QUIRE_RETURN_IF_ERROR(CheckKept(address->value(), end, pool));
+  if (pool != GraphPoolId()) kept_[address->value()] = {end, pool};
+  return absl::OkStatus();
 }
 
 absl::Status AllocatorOperations::CheckRefusal(const absl::Status& status,
@@ -277,6 +321,13 @@ absl::Status AllocatorOperations::FreeSome() {
 absl::Status AllocatorOperations::Free(Model::iterator victim, uint64_t how) {
   const Live live = victim->second;
   const DeviceAddress address = live.pattern.address;
+  if (live.asleep) {
+    const StreamId last = how % 2 == 0 ? StreamId() : streams_.front();
+    QUIRE_RETURN_IF_ERROR(allocator_->Free(address, last));
+    ++frees_;
+    model_.erase(victim);
+    return absl::OkStatus();
+  }
   if (live.pins > 0 || live.moving) {
     return ExpectCode(allocator_->Free(address),
                       absl::StatusCode::kFailedPrecondition,
@@ -311,6 +362,9 @@ absl::Status AllocatorOperations::Record() {
   const StreamId stream = SomeStream();
   if (position == model_.end()) return absl::OkStatus();
   Live& live = position->second;
+  if (live.asleep) {
+    return allocator_->RecordStream(live.pattern.address, stream);
+  }
   if (!live.streams.empty()) {
     QUIRE_RETURN_IF_ERROR(Join(live.streams.front(), stream));
   }
@@ -329,7 +383,7 @@ absl::Status AllocatorOperations::PinOrUnpin() {
   const bool pin = Below(2) == 0;
   if (position == model_.end()) return absl::OkStatus();
   Live& live = position->second;
-  if (pin && !live.moving) {
+  if (pin && !live.moving && !live.asleep) {
     ++live.pins;
     return allocator_->Pin(live.pattern.address);
   }
@@ -337,7 +391,8 @@ absl::Status AllocatorOperations::PinOrUnpin() {
     return ExpectCode(pin ? allocator_->Pin(live.pattern.address)
                           : allocator_->Unpin(live.pattern.address),
                       absl::StatusCode::kFailedPrecondition,
-                      "pin of what moves, or unpin of what is not pinned");
+                      "pin of what moves or sleeps, or unpin of what is not "
+                      "pinned");
   }
   --live.pins;
   return allocator_->Unpin(live.pattern.address);
@@ -345,7 +400,12 @@ absl::Status AllocatorOperations::PinOrUnpin() {
 
 absl::Status AllocatorOperations::Trim() {
   const uint64_t keep = Below(kLimitPages) * kPageBytes;
-  if (Below(4) == 0) {
+  const uint64_t how = Below(8);
+  if (how == 7) {
+    const absl::Status prepared = memory_->Prepare(PageCount(Below(8)));
+    return absl::IsResourceExhausted(prepared) ? absl::OkStatus() : prepared;
+  }
+  if (how < 2) {
     memory_->Trim(PageCount(keep / kPageBytes));
     return absl::OkStatus();
   }
@@ -394,7 +454,19 @@ absl::Status AllocatorOperations::ChangeLimits() {
   OwnerLimits limits;
   if (pages < kLimitPages) limits.hard = Bytes((pages + 1) * kPageBytes);
   limits.soft = Bytes(pages / 2 * kPageBytes);
-  return memory_->SetOwnerLimits(owner_ids_[which], limits);
+  if (Below(3) == 0) limits.reserved_minimum = Bytes(Below(8) * kPageBytes);
+  const absl::Status status =
+      memory_->SetOwnerLimits(owner_ids_[which], limits);
+  const bool contradicts =
+      !limits.hard.zero() && limits.reserved_minimum > limits.hard;
+  if (contradicts) {
+    return ExpectCode(status, absl::StatusCode::kInvalidArgument,
+                      "a minimum above the hard limit");
+  }
+  // Others may have it already.
+  return !limits.reserved_minimum.zero() && absl::IsFailedPrecondition(status)
+             ? absl::OkStatus()
+             : status;
 }
 
 absl::Status AllocatorOperations::ChangeStreams() {
@@ -409,6 +481,7 @@ absl::Status AllocatorOperations::ChangeStreams() {
   const auto victim =
       streams_.begin() + static_cast<std::ptrdiff_t>(Below(streams_.size()));
   const StreamId stream = *victim;
+  if (captures_.contains(stream)) return absl::OkStatus();
   streams_.erase(victim);
   for (auto& [address, live] : model_) std::erase(live.streams, stream);
   return driver_->DestroyStream(stream);
@@ -416,13 +489,20 @@ absl::Status AllocatorOperations::ChangeStreams() {
 
 // Somebody else needs pages for a while.
 absl::Status AllocatorOperations::UsePoolDirectly() {
+  if (neighbour_ != nullptr && Below(3) == 0) {
+    const absl::Status status = memory_->SetOwner(neighbour_, SomeOwner());
+    // By its new owner's limits, or because it sleeps.
+    return absl::IsResourceExhausted(status) ||
+                   absl::IsFailedPrecondition(status)
+               ? absl::OkStatus()
+               : status;
+  }
   if (neighbour_ != nullptr) {
     memory_->ReleaseRange(std::exchange(neighbour_, nullptr), Fence());
     return absl::OkStatus();
   }
   const PageCount pages(1 + Below(8));
-  QUIRE_ASSIGN_OR_RETURN(neighbour_,
-                         memory_->ReserveRange(pages, owner_ids_[3]));
+  QUIRE_ASSIGN_OR_RETURN(neighbour_, memory_->ReserveRange(pages, SomeOwner()));
   const absl::Status status = memory_->Commit(neighbour_, PageCount(0), pages);
   return absl::IsResourceExhausted(status) ? absl::OkStatus() : status;
 }
@@ -442,25 +522,53 @@ absl::Status AllocatorOperations::FreeEverything() {
   for (const OwnerId owner : owner_ids_) {
     QUIRE_RETURN_IF_ERROR(memory_->SetOwnerLimits(owner, OwnerLimits()));
   }
-  const Bytes all(kLimitPages * kPageBytes);
-  QUIRE_RETURN_IF_ERROR(memory_->SetLimit(all));
+  QUIRE_RETURN_IF_ERROR(memory_->SetLimit(Bytes(kLimitPages * kPageBytes)));
+  while (!graph_pools_.empty()) QUIRE_RETURN_IF_ERROR(ReleaseGraphPool());
+  while (!others_.empty()) QUIRE_RETURN_IF_ERROR(UseAnotherAllocator());
+  other_.reset();
+  for (const OwnerId owner : owner_ids_) QUIRE_RETURN_IF_ERROR(Wake(owner));
   QUIRE_RETURN_IF_ERROR(Check());
-  if (allocator_->GetLargestPossible() != all) {
-    return Contradiction("nothing lives, and %u bytes are to be had",
-                         allocator_->GetLargestPossible().value());
+  if (allocator_->GetLargestPossible() != capacity_) {
+    return Contradiction("nothing lives, and %u bytes of %u are to be had",
+                         allocator_->GetLargestPossible().value(),
+                         capacity_.value());
   }
   QUIRE_ASSIGN_OR_RETURN(const DeviceAddress address,
-                         allocator_->Allocate(all));
+                         allocator_->Allocate(capacity_));
   return allocator_->Free(address);
 }
 
 // ---- Hooks ------------------------------------------------------------------
+
+void AllocatorOperations::OnPressure(const PressureChange& /*change*/) {
+  ReEnter();
+}
 
 void AllocatorOperations::OnPagesMapped(const MappingChange& /*change*/) {
   ReEnter();
 }
 
 void AllocatorOperations::OnPagesUnmapped(const MappingChange& /*change*/) {
+  ReEnter();
+}
+
+void AllocatorOperations::BeforeCompaction(CompactionLevel /*level*/) {
+  ++open_compactions_;
+  ReEnter();
+}
+
+void AllocatorOperations::AfterCompaction(CompactionLevel /*level*/,
+                                          const CompactionReport& /*report*/) {
+  --open_compactions_;
+  ReEnter();
+}
+
+void AllocatorOperations::BeforeMove(const RelocationMove& /*move*/) {
+  ReEnter();
+}
+
+void AllocatorOperations::AfterMove(const RelocationMove& /*move*/,
+                                    MoveAction /*action*/) {
   ReEnter();
 }
 
@@ -518,11 +626,25 @@ absl::Status AllocatorOperations::Join(StreamId from, StreamId to) {
 absl::StatusOr<QuiescentSection> AllocatorOperations::Quiesce() {
   const bool all = Below(2) == 0;
   if (all) EndLags();
+  // By its stream, or by an event on it.
   std::vector<StreamId> streams;
+  std::vector<EventId> events;
   for (const StreamId stream : streams_) {
-    if (all || IsUsed(stream)) streams.push_back(stream);
+    if (!all && !IsUsed(stream)) continue;
+    if (Below(2) == 0) {
+      streams.push_back(stream);
+      continue;
+    }
+    QUIRE_ASSIGN_OR_RETURN(const EventId event,
+                           driver_->CreateEvent(DeviceId(0)));
+    events.push_back(event);
+    QUIRE_RETURN_IF_ERROR(driver_->RecordEvent(event, stream));
   }
-  return QuiescentSection::Begin(memory_.get(), streams);
+  auto section = QuiescentSection::Begin(memory_.get(), streams, events);
+  for (const EventId event : events) {
+    QUIRE_RETURN_IF_ERROR(driver_->DestroyEvent(event));
+  }
+  return section;
 }
 
 void AllocatorOperations::EndLags() {

@@ -1,13 +1,16 @@
-// Every public call of a DeviceAllocator, in an order that a string of bytes
-// decides, against a model of what must be true.
+// Every public call of a DeviceAllocator, and those of the DeviceMemory under
+// it that matter to it, in an order that a string of bytes decides, against a
+// model of what must be true.
 //
 // The model is a map of the live intervals, each with the streams that use it,
 // and what the streams find in memory: an allocation is filled in stream order
 // with a pattern of its address and generation, and checked in stream order
-// before it is freed or moved. Streams lag behind, so memory that is handed out
-// while an earlier user may still touch it changes a pattern, and pages that
-// are unmapped too early fault. After each operation the allocator and the
-// memory check themselves, and their statistics are compared with the model.
+// before it is freed or moved. Contents come back with whom they sleep, memory
+// of a graph pool is nobody else's. Streams lag behind, so memory that is
+// handed out while an earlier user may still touch it changes a pattern, and
+// pages that are unmapped too early fault. After each operation the allocator
+// and the memory check themselves, and their statistics are compared with the
+// model.
 //
 // What a driver-independent random test and a fuzzer share, so it depends on no
 // test framework: the first contradiction is the error that Run returns.
@@ -31,7 +34,9 @@
 #include "absl/status/status.h"
 #include "alloc/testing/pattern.h"
 #include "quire/alloc/allocator.h"
+#include "quire/alloc/compaction.h"
 #include "quire/alloc/driver.h"
+#include "quire/alloc/event_trace.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/owner.h"
@@ -39,7 +44,7 @@
 
 namespace quire {
 
-class AllocatorOperations : public MemoryHooks {
+class AllocatorOperations : public MemoryHooks, public CompactionListener {
  public:
   static constexpr Bytes kPage = KiB(64);
   static constexpr uint64_t kPageBytes = kPage.value();
@@ -57,10 +62,16 @@ class AllocatorOperations : public MemoryHooks {
   // be had again. Call it once.
   absl::Status Run();
 
-  // MemoryHooks, which re-enter.
+  // MemoryHooks and CompactionListener, which re-enter.
+  void OnPressure(const PressureChange& change) override;
   void OnPagesMapped(const MappingChange& change) override;
   void OnPagesUnmapped(const MappingChange& change) override;
   Bytes OnOutOfMemory(const OutOfMemoryVerdict& verdict) override;
+  void BeforeCompaction(CompactionLevel level) override;
+  void AfterCompaction(CompactionLevel level,
+                       const CompactionReport& report) override;
+  void BeforeMove(const RelocationMove& move) override;
+  void AfterMove(const RelocationMove& move, MoveAction action) override;
 
  private:
   // The work of a stream stops here until it is opened, or for a moment.
@@ -75,8 +86,16 @@ class AllocatorOperations : public MemoryHooks {
     bool movable = false;
     bool moving = false;
     int pins = 0;
+    // Nobody may touch it; and where it is dropped, its contents are lost.
+    bool asleep = false;
+    bool dropped = false;
   };
   using Model = std::map<uint64_t, Live>;
+  // Addresses that graphs of an unreleased pool use, up to `end`.
+  struct Kept {
+    uint64_t end;
+    GraphPoolId pool;
+  };
 
   // ---- The bytes ----
   bool AtEnd() const { return position_ == bytes_.size(); }
@@ -102,6 +121,15 @@ class AllocatorOperations : public MemoryHooks {
   absl::Status ChangeLimits();
   absl::Status ChangeStreams();
   absl::Status UsePoolDirectly();
+  absl::Status UseAnotherAllocator();
+  absl::Status Sleep();
+  absl::Status Wake(OwnerId owner);
+  absl::Status UseGraphs();
+  absl::Status CreateGraphPool();
+  absl::Status BeginCapture();
+  absl::Status EndCapture();
+  absl::Status ReleaseGraphPool();
+  absl::Status CheckKept(uint64_t begin, uint64_t end, GraphPoolId pool) const;
   absl::Status Compact();
   absl::Status Mesh(const QuiescentSection& section);
   absl::Status Relocate(const QuiescentSection& section);
@@ -120,6 +148,10 @@ class AllocatorOperations : public MemoryHooks {
 
   // ---- Streams ----
   StreamId SomeStream() { return streams_[Below(streams_.size())]; }
+  OwnerId SomeOwner() { return owner_ids_[Below(owner_ids_.size())]; }
+  bool IsAsleep(OwnerId owner) const { return asleep_owners_.contains(owner); }
+  // Of what is allocated for the stream now; none: GraphPoolId().
+  GraphPoolId PoolFor(StreamId stream) const;
   bool IsUsed(StreamId stream) const;
   absl::Status Launch(StreamId stream, std::function<void()> work);
   // What is queued on `to` from here on follows what is queued on `from`.
@@ -134,12 +166,23 @@ class AllocatorOperations : public MemoryHooks {
   size_t position_ = 0;
   OwnerRegistry owners_;
   std::vector<OwnerId> owner_ids_;
+  EventTrace trace_{256};
   std::unique_ptr<DeviceMemory> memory_;
   std::unique_ptr<DeviceAllocator> allocator_;
+  // A second one on the same memory, and what it has handed out: to nobody but
+  // the host.
+  std::unique_ptr<DeviceAllocator> other_;
+  std::vector<Live> others_;
+  // Of the device, what the memory may have in all.
+  Bytes capacity_;
   std::vector<StreamId> streams_;
   std::vector<StreamId> ended_streams_;
   std::vector<std::shared_ptr<Lag>> lags_;
   AddressRange* neighbour_ = nullptr;
+  std::set<OwnerId> asleep_owners_;
+  std::map<GraphPoolId, OwnerId> graph_pools_;
+  std::map<StreamId, GraphPoolId> captures_;
+  std::map<uint64_t, Kept> kept_;
   Model model_;
   uint64_t generation_ = 0;
   uint64_t allocations_ = 0;
@@ -147,6 +190,7 @@ class AllocatorOperations : public MemoryHooks {
   bool hooks_re_enter_ = false;
   bool hooks_give_ = false;
   bool inside_hook_ = false;
+  int open_compactions_ = 0;  // that the listener was told of
   int re_entries_left_ = 0;
   bool on_another_thread_ = false;
   absl::Status hook_error_;

@@ -6,6 +6,7 @@
 
 #include "alloc/testing/allocator_operations.h"
 #include "alloc/testing/contradiction.h"
+#include "quire/alloc/allocation_sampler.h"
 #include "quire/alloc/compaction.h"
 #include "quire/alloc/status_macros.h"
 
@@ -14,6 +15,8 @@ namespace quire {
 // ---- Compaction -------------------------------------------------------------
 
 absl::Status AllocatorOperations::Compact() {
+  // What a captured stream has queued is no quiet.
+  if (!captures_.empty()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const QuiescentSection section, Quiesce());
   const uint64_t how = Below(8);
   if (how < 3) {
@@ -56,7 +59,7 @@ absl::Status AllocatorOperations::Relocate(const QuiescentSection& section) {
   for (const RelocationMove& move : moves) {
     const auto position = model_.find(move.from.value());
     if (position == model_.end() || !position->second.movable ||
-        position->second.pins > 0 ||
+        position->second.asleep || position->second.pins > 0 ||
         position->second.pattern.size != move.size.value() ||
         position->second.owner != move.owner ||
         (limits.owner && move.owner != *limits.owner)) {
@@ -106,6 +109,9 @@ absl::Status AllocatorOperations::DuringPass(const QuiescentSection& section,
   QUIRE_RETURN_IF_ERROR(
       ExpectCode(allocator_->BeginRelocation(section).status(),
                  absl::StatusCode::kFailedPrecondition, "a second pass"));
+  QUIRE_RETURN_IF_ERROR(
+      ExpectCode(allocator_->Sleep(section, SomeOwner()).status(),
+                 absl::StatusCode::kFailedPrecondition, "sleep in a pass"));
   const uint64_t what = Next();
   if (!pass.moves().empty()) {
     const DeviceAddress from = pass.moves().front().from;
@@ -169,6 +175,7 @@ absl::Status AllocatorOperations::Check() {
   QUIRE_RETURN_IF_ERROR(hook_error_);
   QUIRE_RETURN_IF_ERROR(allocator_->CheckInvariants());
   QUIRE_RETURN_IF_ERROR(memory_->CheckInvariants());
+  if (other_ != nullptr) QUIRE_RETURN_IF_ERROR(other_->CheckInvariants());
   if (corrupt_ > 0) return Contradiction("memory changed while it was live");
   return CheckStatistics();
 }
@@ -177,6 +184,11 @@ absl::Status AllocatorOperations::CheckStatistics() {
   uint64_t requested = 0;
   for (const auto& [address, live] : model_) requested += live.pattern.size;
   const AllocatorStatistics statistics = allocator_->GetStatistics();
+  const AllocatorStatistics others =
+      other_ == nullptr ? AllocatorStatistics() : other_->GetStatistics();
+  const uint64_t with_pages = statistics.mapped_bytes -
+                              statistics.asleep_bytes + others.mapped_bytes -
+                              others.asleep_bytes;
   const uint64_t neighbour =
       neighbour_ == nullptr ? 0
                             : memory_->CommittedPages(neighbour_, PageCount(0),
@@ -191,8 +203,7 @@ absl::Status AllocatorOperations::CheckStatistics() {
       statistics.mapped_bytes !=
           statistics.live_bytes + statistics.cached_bytes +
               statistics.cooling_bytes + statistics.slack_bytes ||
-      memory_->GetStatistics().live.value() !=
-          statistics.mapped_bytes + neighbour) {
+      memory_->GetStatistics().live.value() != with_pages + neighbour) {
     return Contradiction(
         "%u bytes requested in %u allocations, after %u and %u frees; the "
         "statistics say %u, %u, %u, %u, of %u mapped, while %u live",
@@ -206,6 +217,16 @@ absl::Status AllocatorOperations::CheckStatistics() {
 
 absl::Status AllocatorOperations::CheckLiveAllocations() {
   const auto found = allocator_->CalculateLiveAllocations();
+  if (allocator_->sampler() != nullptr) {
+    for (const auto& sample : allocator_->sampler()->Live()) {
+      const auto sampled = model_.find(sample.address.value());
+      if (sampled == model_.end() ||
+          sampled->second.pattern.size != sample.size.value()) {
+        return Contradiction("%#x is sampled and does not live",
+                             sample.address.value());
+      }
+    }
+  }
   const bool same = std::equal(
       found.begin(), found.end(), model_.begin(), model_.end(),
       [](const AllocationInfo& info, const auto& entry) {
@@ -220,7 +241,7 @@ absl::Status AllocatorOperations::CheckLiveAllocations() {
 
 absl::Status AllocatorOperations::CheckContents() {
   for (const auto& [address, live] : model_) {
-    if (!live.pattern.Holds()) {
+    if (!live.asleep && !live.pattern.Holds()) {
       return Contradiction("%u bytes at %#x changed", live.pattern.size,
                            address);
     }

@@ -10,6 +10,7 @@ leaves them alone.
 import json
 import pathlib
 import pickle
+import random
 import struct
 
 FUZZ = pathlib.Path(__file__).resolve().parent
@@ -251,6 +252,20 @@ def ggufs():
         write("gguf", f"version-{version}", head + b"\0" * (64 + 32))
 
 
+def allocator_operations():
+    """Bytes of which many are one operation: AllocatorOperations::Step."""
+    operations = (
+        "streams", "record", "pin", "unpin", "trim", "refuse", "limits", "pool",
+        "mesh", "relocate", "thread", "hooks", "live", "end-lags", "sleep", "wake",
+        "graphs", "captures", "another-allocator", "lag")
+    for number, name in enumerate(operations):
+        source = random.Random(name)
+        write("allocator", name, bytes(
+            176 + number + 20 * source.randrange(4)
+            if source.random() < 0.15 else source.randrange(256)
+            for _ in range(900)))
+
+
 def main():
     model_configs()
     adapters()
@@ -259,6 +274,7 @@ def main():
     device_maps()
     indexes()
     ggufs()
+    allocator_operations()
 
 
 if __name__ == "__main__":
