@@ -158,8 +158,12 @@ std::optional<AllocationInfo> DeviceAllocator::Find(
   if (impl_->in_forked_child()) return std::nullopt;
   return impl_->Find(address);
 }
-Bytes DeviceAllocator::Trim(Bytes keep) {
-  return impl_->in_forked_child() ? Bytes(0) : impl_->Trim(keep);
+std::optional<OwnerId> DeviceAllocator::OwnerOf(DeviceAddress address) const {
+  return impl_->OwnerOf(address);
+}
+CompactionReport DeviceAllocator::Trim(Bytes keep) {
+  if (impl_->in_forked_child()) return CompactionReport();
+  return impl_->Trim(keep);
 }
 absl::StatusOr<CompactionReport> DeviceAllocator::Mesh(
     const QuiescentSection& section, const MeshOptions& options) {
@@ -216,6 +220,10 @@ absl::Status DeviceAllocator::ReleaseGraphPool(
 AllocatorStatistics DeviceAllocator::GetStatistics() const {
   if (impl_->in_forked_child()) return AllocatorStatistics();
   return impl_->GetStatistics();
+}
+AllocatorBreakdown DeviceAllocator::CalculateStatistics() const {
+  if (impl_->in_forked_child()) return AllocatorBreakdown();
+  return impl_->CalculateStatistics();
 }
 Bytes DeviceAllocator::GetLargestPossible(OwnerId owner) const {
   if (impl_->in_forked_child()) return Bytes(0);

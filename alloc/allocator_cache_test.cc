@@ -28,7 +28,7 @@ TEST_F(AllocatorCacheTest, WhatAThreadFreedIsCountedAsCached) {
   EXPECT_EQ(now.cached_bytes, kPageBytes);
   EXPECT_EQ(now.live_bytes, 0u);
   EXPECT_EQ(now.total_frees, 1u);
-  EXPECT_EQ(allocator_->Trim(), kPage);
+  EXPECT_EQ(allocator_->Trim().pages_freed, PageCount(1));
   EXPECT_EQ(Statistics().thread_cached_bytes, 0u);
 }
 

@@ -18,13 +18,11 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
   QUIRE_RETURN_IF_ERROR(section.CheckOpen(*memory_, "mesh"));
   QUIRE_RETURN_IF_ERROR(table_error_);
   Driver* const driver = memory_->driver();
+  const CompactionTimer timer(*driver);
   QUIRE_ASSIGN_OR_RETURN(const StreamId stream,
                          driver->CreateStream(memory_->device()));
-  if (options_.listener != nullptr) {
-    options_.listener->BeforeCompaction(CompactionLevel::kMesh);
-  }
+  TellBefore(CompactionLevel::kMesh);
   CompactionReport report;
-  const CompactionTimer timer(*driver);
   absl::Status status;
   {
     const HookDeferral deferral(memory_);
@@ -46,9 +44,7 @@ absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Mesh(
   (void)driver->DestroyStream(stream);
   timer.Report(&report);
   TraceCompaction(TraceAction::kMesh, options.owner, report);
-  if (options_.listener != nullptr) {
-    options_.listener->AfterCompaction(CompactionLevel::kMesh, report);
-  }
+  TellAfter(CompactionLevel::kMesh, report);
   if (absl::IsResourceExhausted(status)) {
     return memory_->DescribeMappingShortage(
         PageCount(1), options.owner.value_or(kUnnamedOwner), status);
@@ -66,33 +62,49 @@ void DeviceAllocator::Impl::TraceCompaction(
       StreamId());
 }
 
+CompactionFacts DeviceAllocator::Impl::GatherFacts(
+    std::chrono::steady_clock::time_point now) {
+  const auto seconds_since = [now](std::chrono::steady_clock::time_point then) {
+    return std::chrono::duration<double>(now - then).count();
+  };
+  const DeviceMemoryStatistics pool = memory_->GetStatistics();
+  CompactionFacts facts;
+  facts.pool_limit = pool.limit;
+  facts.pool_in_use = pool.in_use;
+  facts.time = std::chrono::system_clock::now();
+  const HookDeferral deferral(memory_);
+  MutexLock lock(&mutex_);
+  Collect();
+  for (const auto& heap : heaps_) {
+    if (heap->kept_for_graphs()) continue;
+    const HeapAccounts accounts = heap->accounts();
+    facts.mapped = Bytes(facts.mapped.value() + accounts.mapped_bytes);
+    facts.live = Bytes(facts.live.value() + accounts.held_bytes);
+    facts.cached = Bytes(facts.cached.value() + accounts.free_bytes);
+    facts.pinned = Bytes(facts.pinned.value() + heap->pinned_bytes());
+  }
+  facts.failed_allocations = failed_allocations_ - failures_at_compaction_;
+  facts.seconds_since_last = last_compaction_
+                                 ? seconds_since(*last_compaction_)
+                                 : std::numeric_limits<double>::infinity();
+  // Counters that are there anyway tell whether anything was done since: the
+  // fast paths need not look at a clock.
+  const AllocationCounters counted = CountAll();
+  const uint64_t operations = counted.allocations + counted.frees;
+  if (!idle_since_ || operations != operations_at_compaction_) {
+    operations_at_compaction_ = operations;
+    idle_since_ = now;
+  }
+  facts.seconds_idle = seconds_since(*idle_since_);
+  return facts;
+}
+
 absl::StatusOr<CompactionReport> DeviceAllocator::Impl::Compact(
     const QuiescentSection& section, CompactionPolicy* policy) {
   QUIRE_RETURN_IF_ERROR(section.CheckOpen(*memory_, "compact"));
   QUIRE_RETURN_IF_ERROR(table_error_);
-  const DeviceMemoryStatistics pool = memory_->GetStatistics();
   const auto now = std::chrono::steady_clock::now();
-  CompactionFacts facts;
-  facts.pool_limit = pool.limit;
-  facts.pool_in_use = pool.in_use;
-  {
-    const HookDeferral deferral(memory_);
-    MutexLock lock(&mutex_);
-    Collect();
-    for (const auto& heap : heaps_) {
-      if (heap->kept_for_graphs()) continue;
-      const HeapAccounts accounts = heap->accounts();
-      facts.mapped = Bytes(facts.mapped.value() + accounts.mapped_bytes);
-      facts.live = Bytes(facts.live.value() + accounts.held_bytes);
-      facts.cached = Bytes(facts.cached.value() + accounts.free_bytes);
-      facts.pinned = Bytes(facts.pinned.value() + heap->pinned_bytes());
-    }
-    facts.failed_allocations = failed_allocations_ - failures_at_compaction_;
-    facts.seconds_since_last =
-        last_compaction_
-            ? std::chrono::duration<double>(now - *last_compaction_).count()
-            : std::numeric_limits<double>::infinity();
-  }
+  const CompactionFacts facts = GatherFacts(now);
   const std::vector<CompactionLevel> levels = policy->Decide(facts);
   CompactionReport sum;
   const CompactionTimer timer(*memory_->driver());
@@ -153,58 +165,36 @@ PageReclaimer::CompactionEstimate DeviceAllocator::Impl::EstimateCompaction()
   return {PageCount(mesh), PageCount(relocation)};
 }
 
-CompactionReport DeviceAllocator::Impl::TrimToDriver() {
-  if (options_.listener != nullptr) {
-    options_.listener->BeforeCompaction(CompactionLevel::kTrim);
-  }
+void DeviceAllocator::Impl::TellBefore(CompactionLevel level) const {
+  if (options_.listener == nullptr) return;
+  options_.listener->BeforeCompaction(level);
+}
+
+void DeviceAllocator::Impl::TellAfter(CompactionLevel level,
+                                      const CompactionReport& report) const {
+  if (options_.listener == nullptr) return;
+  options_.listener->AfterCompaction(level, report);
+}
+
+CompactionReport DeviceAllocator::Impl::Trim(Bytes keep) {
+  TellBefore(CompactionLevel::kTrim);
   CompactionReport report;
   const CompactionTimer timer(*memory_->driver());
-  Trim(Bytes(0));
-  report.pages_freed = memory_->Trim(PageCount(0));
+  report.pages_freed = TrimToPool(keep);
   timer.Report(&report);
-  if (options_.listener != nullptr) {
-    options_.listener->AfterCompaction(CompactionLevel::kTrim, report);
-  }
+  TellAfter(CompactionLevel::kTrim, report);
   return report;
 }
 
-const char* CompactionLevelName(CompactionLevel level) {
-  switch (level) {
-    case CompactionLevel::kTrim:
-      return "trim";
-    case CompactionLevel::kMesh:
-      return "mesh";
-    case CompactionLevel::kRelocation:
-      return "relocation";
-    case CompactionLevel::kSleep:
-      return "sleep";
-    case CompactionLevel::kWake:
-      return "wake";
-  }
-  return "unknown";
-}
-
-std::vector<CompactionLevel> ThresholdPolicy::Decide(
-    const CompactionFacts& facts) {
-  const auto beyond = [](Bytes part, double share, Bytes whole) {
-    return static_cast<double>(part.value()) >
-           share * static_cast<double>(whole.value());
-  };
-  const bool failed = facts.failed_allocations > 0;
-  if (!failed && facts.seconds_since_last < thresholds_.least_interval) {
-    return {};
-  }
-  if (!failed &&
-      !beyond(facts.pool_in_use, thresholds_.pool_in_use, facts.pool_limit)) {
-    return {};
-  }
-  // What mesh frees goes to the pool's cache, so it comes first.
-  std::vector<CompactionLevel> levels;
-  if (beyond(facts.pinned, thresholds_.pinned, facts.mapped)) {
-    levels.push_back(CompactionLevel::kMesh);
-  }
-  levels.push_back(CompactionLevel::kTrim);
-  return levels;
+CompactionReport DeviceAllocator::Impl::TrimToDriver() {
+  TellBefore(CompactionLevel::kTrim);
+  CompactionReport report;
+  const CompactionTimer timer(*memory_->driver());
+  TrimToPool(Bytes(0));
+  report.pages_freed = memory_->Trim(PageCount(0)).pages_freed;
+  timer.Report(&report);
+  TellAfter(CompactionLevel::kTrim, report);
+  return report;
 }
 
 }  // namespace quire

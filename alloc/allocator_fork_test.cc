@@ -44,7 +44,7 @@ class AllocatorForkTest : public AllocatorFixture {
     if (allocator_->Find(live).has_value()) return 8;
     if (!allocator_->CalculateLiveAllocations().empty()) return 9;
     if (allocator_->GetStatistics().live_bytes != 0) return 10;
-    if (!allocator_->Trim().zero()) return 11;
+    if (!allocator_->Trim().pages_freed.zero()) return 11;
     if (!allocator_->GetLargestPossible().zero()) return 12;
     if (!absl::IsFailedPrecondition(allocator_->CreateGraphPool().status()))
       return 13;

@@ -10,6 +10,7 @@
 //   allocator_sleep.cc    owners that sleep
 //   allocator_graph.cc    memory that graphs keep
 //   allocator_report.cc   statistics, verdicts, checks
+//   allocator_breakdown.cc statistics by size class, stream and owner
 //   allocator_sample.cc   who made allocations: traces and samples
 //
 // A small block is in one of four places: with a caller (live), in a cache of a
@@ -82,7 +83,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status RecordStream(DeviceAddress address, StreamId stream);
   bool Manages(DeviceAddress address) const;
   std::optional<AllocationInfo> Find(DeviceAddress address) const;
-  Bytes Trim(Bytes keep);
+  std::optional<OwnerId> OwnerOf(DeviceAddress address) const;
+  CompactionReport Trim(Bytes keep);
   absl::StatusOr<CompactionReport> Mesh(const QuiescentSection& section,
                                         const MeshOptions& options);
   absl::StatusOr<RelocationPass> BeginRelocation(
@@ -100,6 +102,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status ReleaseGraphPool(GraphPoolId pool,
                                 std::span<const StreamId> streams);
   AllocatorStatistics GetStatistics() const;
+  AllocatorBreakdown CalculateStatistics() const;
   Bytes GetLargestPossible(OwnerId owner);
   std::vector<AllocationInfo> CalculateLiveAllocations() const;
   const AllocationSampler* sampler() const { return sampler_.get(); }
@@ -112,6 +115,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status BeforeSleep(OwnerId owner) override;
   void AfterSleep(OwnerId owner, bool succeeded) override;
   void AfterWake(OwnerId owner) override;
+  bool CanSleep(OwnerId owner) const override;
   PageCount Reclaimable() const override;
   CompactionEstimate EstimateCompaction() const override;
   std::string ReclaimerName() const override;
@@ -324,8 +328,14 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- allocator_compact.cc ----
+  void TellBefore(CompactionLevel level) const ABSL_LOCKS_EXCLUDED(mutex_);
+  void TellAfter(CompactionLevel level, const CompactionReport& report) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // What nobody uses goes back to the driver.
   CompactionReport TrimToDriver() ABSL_LOCKS_EXCLUDED(mutex_);
+  // What a policy decides by, as of `now`.
+  CompactionFacts GatherFacts(std::chrono::steady_clock::time_point now)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // ---- allocator_relocate.cc ----
   friend class RelocationPass::Impl;
@@ -360,6 +370,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // time: threads that grow must not empty each other's caches for every page.
   bool FlushCachesNowAndThen(Bytes about_to_make) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives free pages to the pool until at most `keep` bytes are cached. Returns
+  // how many.
+  PageCount TrimToPool(Bytes keep) ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t CachedAllocations() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t CachedByThreads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of one cache, half of what it has or all: how many slots. REQUIRES: its
@@ -474,6 +487,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status CheckCooling() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // ---- allocator_breakdown.cc ----
+  AllocatorBreakdown CalculateStatisticsLocked() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // ---- allocator_sample.cc ----
   // Of what went the fast way, where somebody wants to know of it.
   void ObserveFastAllocation(DeviceAddress address, Bytes size,
@@ -528,6 +545,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // For the policy.
   uint64_t failures_at_compaction_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<std::chrono::steady_clock::time_point> last_compaction_
+      ABSL_GUARDED_BY(mutex_);
+  // Allocations and frees when Compact was last called, and since when there
+  // have been so many.
+  uint64_t operations_at_compaction_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<std::chrono::steady_clock::time_point> idle_since_
       ABSL_GUARDED_BY(mutex_);
   uint64_t failed_allocations_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable int64_t peak_requested_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

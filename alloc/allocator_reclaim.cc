@@ -367,7 +367,7 @@ std::optional<Fence> DeviceAllocator::Impl::WithdrawSlab(
   return fence;
 }
 
-Bytes DeviceAllocator::Impl::Trim(Bytes keep) {
+PageCount DeviceAllocator::Impl::TrimToPool(Bytes keep) {
   const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   Collect();
@@ -387,8 +387,7 @@ Bytes DeviceAllocator::Impl::Trim(Bytes keep) {
     given += pages;
   }
   CheckAfterMutation();
-  return CheckedBytes(PageCount(given), memory_->page_size())
-      .value_or(Bytes(UINT64_MAX));
+  return PageCount(given);
 }
 
 // ---- The end ----------------------------------------------------------------

@@ -141,9 +141,7 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
     }
     relocating_ = true;
   }
-  if (options_.listener != nullptr) {
-    options_.listener->BeforeCompaction(CompactionLevel::kRelocation);
-  }
+  TellBefore(CompactionLevel::kRelocation);
   auto pass = std::make_unique<RelocationPass::Impl>(this);
   pass->owner = limits.owner;
   // What is left of several classes may need a page to meet on. Without it the

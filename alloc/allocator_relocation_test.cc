@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <optional>
 #include <random>
@@ -286,38 +285,6 @@ TEST_F(AllocatorRelocationTest, ListenersMayCallTheAllocator) {
   EXPECT_EQ(recorder.before_moves, recorder.after_moves);
   EXPECT_GT(recorder.moves, 0u);
   allocator_.reset();
-}
-
-// ---- Policies ---------------------------------------------------------------
-
-CompactionFacts Facts() {
-  CompactionFacts facts;
-  facts.pool_limit = GiB(10);
-  facts.pool_in_use = GiB(9);
-  facts.mapped = GiB(8);
-  facts.pinned = GiB(2);
-  facts.seconds_since_last = std::numeric_limits<double>::infinity();
-  return facts;
-}
-
-TEST(ThresholdPolicyTest, DecidesByPressureAndByWhatThereIsToGain) {
-  using Levels = std::vector<CompactionLevel>;
-  ThresholdPolicy policy;
-  EXPECT_EQ(policy.Decide(Facts()),
-            (Levels{CompactionLevel::kMesh, CompactionLevel::kTrim}));
-  CompactionFacts facts = Facts();
-  facts.pool_in_use = GiB(8);
-  EXPECT_EQ(policy.Decide(facts), Levels{});
-  facts.failed_allocations = 1;
-  EXPECT_EQ(policy.Decide(facts),
-            (Levels{CompactionLevel::kMesh, CompactionLevel::kTrim}));
-  facts.pinned = MiB(1);
-  EXPECT_EQ(policy.Decide(facts), Levels{CompactionLevel::kTrim});
-  facts = Facts();
-  facts.seconds_since_last = 1.0;
-  EXPECT_EQ(policy.Decide(facts), Levels{});
-  facts.failed_allocations = 1;
-  EXPECT_EQ(policy.Decide(facts).size(), 2u);
 }
 
 TEST_F(AllocatorRelocationTest, CompactsWhenThePolicySaysSo) {

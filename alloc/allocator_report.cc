@@ -4,17 +4,13 @@
 
 #include "absl/strings/str_format.h"
 #include "alloc/allocator_impl.h"
+#include "alloc/fragmentation.h"
 #include "quire/alloc/internal_checks.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/verdict.h"
 
 namespace quire {
 namespace {
-
-double Ratio(uint64_t part, uint64_t whole) {
-  return whole == 0 ? 0.0
-                    : static_cast<double>(part) / static_cast<double>(whole);
-}
 
 // Checking builds walk everything after every mutation while that is cheap, and
 // after one in so many beyond.
@@ -26,11 +22,11 @@ uint64_t NotNegative(int64_t n) { return n > 0 ? static_cast<uint64_t>(n) : 0; }
 }  // namespace
 
 double AllocatorStatistics::internal_fragmentation() const {
-  return Ratio(live_bytes - requested_bytes, live_bytes);
+  return InternalFragmentation(*this);
 }
 
 double AllocatorStatistics::external_fragmentation() const {
-  return Ratio(mapped_bytes - live_bytes, mapped_bytes);
+  return ExternalFragmentation(*this);
 }
 
 // ---- Accounts ---------------------------------------------------------------
@@ -165,6 +161,13 @@ AllocationInfo DeviceAllocator::Impl::InfoOf(Block block) const {
 
 bool DeviceAllocator::Impl::Manages(DeviceAddress address) const {
   return spans_ != nullptr && spans_->Find(address) != nullptr;
+}
+
+std::optional<OwnerId> DeviceAllocator::Impl::OwnerOf(
+    DeviceAddress address) const {
+  const Span* const span = spans_ == nullptr ? nullptr : spans_->Find(address);
+  if (span == nullptr) return std::nullopt;
+  return span->owner;
 }
 
 std::optional<AllocationInfo> DeviceAllocator::Impl::Find(

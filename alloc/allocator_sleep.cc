@@ -116,6 +116,12 @@ absl::Status DeviceAllocator::Impl::CheckCanSleep(OwnerId owner) const {
   return absl::OkStatus();
 }
 
+bool DeviceAllocator::Impl::CanSleep(OwnerId owner) const {
+  if (!table_error_.ok()) return true;  // there is no memory
+  MutexLock lock(&mutex_);
+  return CheckCanSleep(owner).ok();
+}
+
 absl::Status DeviceAllocator::Impl::BeforeSleep(OwnerId owner) {
   if (!table_error_.ok()) return absl::OkStatus();  // there is no memory
   std::vector<OwnerHeap*> heaps;
@@ -186,29 +192,19 @@ absl::StatusOr<SleepReport> DeviceAllocator::Impl::Sleep(
     const SleepOptions& options) {
   QUIRE_RETURN_IF_ERROR(section.CheckOpen(*memory_, "sleep"));
   QUIRE_RETURN_IF_ERROR(table_error_);
-  if (options_.listener != nullptr) {
-    options_.listener->BeforeCompaction(CompactionLevel::kSleep);
-  }
+  TellBefore(CompactionLevel::kSleep);
   const absl::StatusOr<SleepReport> report =
       memory_->Sleep(section, owner, options);
-  if (options_.listener != nullptr) {
-    options_.listener->AfterCompaction(CompactionLevel::kSleep,
-                                       report.value_or(SleepReport()));
-  }
+  TellAfter(CompactionLevel::kSleep, report.value_or(SleepReport()));
   return report;
 }
 
 absl::StatusOr<SleepReport> DeviceAllocator::Impl::Wake(
     OwnerId owner, const WakeOptions& options) {
   QUIRE_RETURN_IF_ERROR(table_error_);
-  if (options_.listener != nullptr) {
-    options_.listener->BeforeCompaction(CompactionLevel::kWake);
-  }
+  TellBefore(CompactionLevel::kWake);
   const absl::StatusOr<SleepReport> report = memory_->Wake(owner, options);
-  if (options_.listener != nullptr) {
-    options_.listener->AfterCompaction(CompactionLevel::kWake,
-                                       report.value_or(SleepReport()));
-  }
+  TellAfter(CompactionLevel::kWake, report.value_or(SleepReport()));
   return report;
 }
 

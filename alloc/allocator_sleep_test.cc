@@ -214,7 +214,7 @@ TEST_F(AllocatorSleepTest, WhatIsFreedAsleepIsGoneAndNotHandedOutBefore) {
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(Statistics().live_allocations, 1u);
   // Nobody finds anything to give.
-  EXPECT_EQ(allocator_->Trim(), Bytes(0));
+  EXPECT_EQ(allocator_->Trim().pages_freed, PageCount(0));
   ASSERT_TRUE(allocator_->CheckInvariants().ok());
   ASSERT_TRUE(allocator_->Wake(kv_).ok());
   EXPECT_TRUE(kept.Holds());
@@ -542,6 +542,41 @@ TEST_F(AllocatorSleepTest, ListenersHearOfSleepAndWake) {
   EXPECT_TRUE(live.Holds());
   Free(live.address);
   allocator_.reset();
+}
+
+// ---- What it would bring ----------------------------------------------------
+
+TEST_F(AllocatorSleepTest, AVerdictSaysWhatASleepFrees) {
+  const Pattern weights = Make(5 * kPageBytes, weights_);
+  const Pattern kv = Make(1000, kv_);
+  const Pattern other = Make(3 * kPageBytes, other_);
+  const auto told = [&] {
+    const auto verdict = OutOfMemoryVerdict::FromStatus(
+        memory_->DescribeShortage(PageCount(kLimitPages), other_));
+    EXPECT_TRUE(verdict.has_value());
+    return verdict.value_or(OutOfMemoryVerdict()).sleep_frees.value() /
+           kPageBytes;
+  };
+  EXPECT_EQ(told(), 6u);
+  // One pin keeps its owner awake, and those above; not those beside.
+  ASSERT_EQ(allocator_->Pin(kv.address), absl::OkStatus());
+  EXPECT_EQ(told(), 5u);
+  ASSERT_EQ(allocator_->Unpin(kv.address), absl::OkStatus());
+  const auto pool = allocator_->CreateGraphPool(weights_);
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  EXPECT_EQ(told(), 1u);
+  ASSERT_EQ(allocator_->ReleaseGraphPool(*pool, {}), absl::OkStatus());
+  EXPECT_EQ(told(), 6u);
+  const auto report = Sleep(model_);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->pages_freed, PageCount(6));
+  // What sleeps has given all it had.
+  EXPECT_EQ(told(), 0u);
+  ASSERT_TRUE(allocator_->Wake(model_).ok());
+  for (const Pattern& pattern : {weights, kv, other}) {
+    EXPECT_TRUE(pattern.Holds());
+    Free(pattern.address);
+  }
 }
 
 }  // namespace

@@ -279,18 +279,20 @@ TEST_F(AllocatorTest, TrimGivesWholePagesBackDownToWhatIsToBeKept) {
   const DeviceAddress small = Allocate(300);
   for (const DeviceAddress address : freed) Free(address);
   const uint64_t slab_rest = Statistics().cached_bytes - 15 * kPageBytes;
-  EXPECT_EQ(allocator_->Trim(Bytes(15 * kPageBytes + slab_rest)), Bytes(0));
-  const Bytes given = allocator_->Trim(Bytes(6 * kPageBytes + slab_rest));
-  EXPECT_GE(given, Bytes(9 * kPageBytes));
+  EXPECT_EQ(allocator_->Trim(Bytes(15 * kPageBytes + slab_rest)).pages_freed,
+            PageCount(0));
+  const PageCount given =
+      allocator_->Trim(Bytes(6 * kPageBytes + slab_rest)).pages_freed;
+  EXPECT_GE(given, PageCount(9));
   EXPECT_LE(Statistics().cached_bytes, 6 * kPageBytes + slab_rest);
-  EXPECT_EQ(memory_->GetStatistics().cached, given);
-  EXPECT_EQ(given.value() + allocator_->Trim().value(), 15 * kPageBytes);
+  EXPECT_EQ(memory_->GetStatistics().cached, Bytes(given.value() * kPageBytes));
+  EXPECT_EQ(given.value() + allocator_->Trim().pages_freed.value(), 15u);
   // The rest of a slab that is in use stays.
   EXPECT_EQ(Statistics().cached_bytes, slab_rest);
   Free(small);
-  EXPECT_EQ(allocator_->Trim(), kPage);
+  EXPECT_EQ(allocator_->Trim().pages_freed, PageCount(1));
   EXPECT_EQ(Statistics().mapped_bytes, 0u);
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(16));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(16));
 }
 
 // Pages are there, but the end of what is parked would be in the way.

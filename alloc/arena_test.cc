@@ -27,7 +27,7 @@ class ArenaTest : public DeviceMemoryFixture {
                                    options.address_space, kPage);
     EXPECT_TRUE(spans.ok());
     spans_ = *std::move(spans);
-    marker_ = spans_->AddMarker(nullptr);
+    marker_ = spans_->AddMarker(nullptr, kOwner);
     arena_ = std::make_unique<Arena>(kOwner, memory_.get(), spans_.get(),
                                      &total_, marker_);
     EXPECT_EQ(memory_->Prepare(PageCount(kLimitPages)), absl::OkStatus());

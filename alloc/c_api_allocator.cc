@@ -142,12 +142,33 @@ quire_status quire_allocator_find(const quire_allocator* allocator,
   });
 }
 
+quire_status quire_allocator_get_owner_of(const quire_allocator* allocator,
+                                          uint64_t address,
+                                          uint32_t* owner) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(
+        CheckArguments({{"allocator", allocator}, {"owner", owner}}));
+    const std::optional<OwnerId> found =
+        allocator->allocator->OwnerOf(DeviceAddress(address));
+    if (!found) {
+      return absl::NotFoundError(
+          absl::StrFormat("0x%x is not of this allocator", address));
+    }
+    *owner = found->value();
+    return absl::OkStatus();
+  });
+}
+
 quire_status quire_allocator_trim(quire_allocator* allocator, uint64_t keep,
                                   uint64_t* bytes_given_back) noexcept {
   return Call([&]() -> absl::Status {
     QUIRE_RETURN_IF_ERROR(CheckArguments({{"allocator", allocator}}));
-    const Bytes given_back = allocator->allocator->Trim(Bytes(keep));
-    if (bytes_given_back != nullptr) *bytes_given_back = given_back.value();
+    const quire::CompactionReport report =
+        allocator->allocator->Trim(Bytes(keep));
+    if (bytes_given_back != nullptr) {
+      *bytes_given_back = report.pages_freed.value() *
+                          allocator->allocator->memory()->page_size().value();
+    }
     return absl::OkStatus();
   });
 }
@@ -162,6 +183,8 @@ quire_status quire_allocator_get_statistics(
         allocator->allocator->GetStatistics();
     quire_allocator_statistics values{};
     values.version = QUIRE_ALLOCATOR_STATISTICS_VERSION;
+    static_assert(QUIRE_ALLOCATOR_STATISTICS_VERSION ==
+                  quire::AllocatorStatistics::kVersion);
     // A statistic without a field does not compile: add it at the end of the
     // struct, and raise the version.
 #define QUIRE_COPY_STATISTIC(name, help) values.name = from.name;

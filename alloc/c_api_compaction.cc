@@ -22,6 +22,8 @@ using quire::c_api::WriteOptionalResult;
 
 namespace {
 
+constexpr uint32_t kSecondsPerDay = 24 * 60 * 60;
+
 // 0 leaves the default.
 absl::Status ReadThreshold(const char* name, double from, double* threshold) {
   if (std::isnan(from) || from < 0) {
@@ -43,6 +45,15 @@ absl::StatusOr<quire::ThresholdPolicy::Thresholds> ThresholdsOf(
       ReadThreshold("pinned", known.pinned, &thresholds.pinned));
   QUIRE_RETURN_IF_ERROR(ReadThreshold("least_seconds", known.least_seconds,
                                       &thresholds.least_interval));
+  QUIRE_RETURN_IF_ERROR(
+      ReadThreshold("idle_seconds", known.idle_seconds, &thresholds.idle));
+  thresholds.maintenance = {known.maintenance_begin, known.maintenance_end};
+  for (const uint32_t time : {known.maintenance_begin, known.maintenance_end}) {
+    if (time > kSecondsPerDay) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "maintenance at second %u of a day of %u", time, kSecondsPerDay));
+    }
+  }
   return thresholds;
 }
 
@@ -77,6 +88,34 @@ quire_status quire_quiescent_section_begin(
 
 void quire_quiescent_section_end(quire_quiescent_section* section) noexcept {
   delete section;
+}
+
+// ---- Trim -------------------------------------------------------------------
+
+quire_status quire_allocator_trim_with_report(
+    quire_allocator* allocator, uint64_t keep,
+    quire_compaction_report* report) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"allocator", allocator}}));
+    QUIRE_RETURN_IF_ERROR(
+        CheckOptionalResult("quire_compaction_report", report));
+    return WriteOptionalResult(
+        "quire_compaction_report",
+        ReportOf(allocator->allocator->Trim(Bytes(keep))), report);
+  });
+}
+
+quire_status quire_memory_trim_with_report(
+    quire_memory* memory, uint64_t keep_pages,
+    quire_compaction_report* report) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"memory", memory}}));
+    QUIRE_RETURN_IF_ERROR(
+        CheckOptionalResult("quire_compaction_report", report));
+    return WriteOptionalResult(
+        "quire_compaction_report",
+        ReportOf(memory->memory->Trim(quire::PageCount(keep_pages))), report);
+  });
 }
 
 // ---- Mesh -------------------------------------------------------------------

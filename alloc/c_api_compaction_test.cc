@@ -114,6 +114,36 @@ TEST_F(CApiCompactionTest, ASectionOutlivesTheOtherHandles) {
   quire_quiescent_section_end(section);
 }
 
+// ---- Trim -------------------------------------------------------------------
+
+TEST_F(CApiCompactionTest, TrimsReportWhatTheyDid) {
+  const uint64_t address = Allocate(5 * kPage);
+  ASSERT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
+  quire_compaction_report report = QUIRE_COMPACTION_REPORT_INIT;
+  ASSERT_EQ(quire_allocator_trim_with_report(allocator_, 2 * kPage, &report),
+            QUIRE_OK);
+  EXPECT_EQ(report.pages_freed, 3u);
+  EXPECT_EQ(MemoryStatistics().cached, 3 * kPage);
+  ASSERT_EQ(quire_memory_trim_with_report(memory_, 1, &report), QUIRE_OK);
+  // Of those and of what the allocator had.
+  EXPECT_EQ(report.pages_freed, 4u);
+  EXPECT_GE(report.driver_calls, 4u);
+  EXPECT_GE(report.seconds, 0.0);
+  EXPECT_EQ(MemoryStatistics().in_use, kPage);
+  // Nobody needs to ask for a report; one without a size is no report.
+  EXPECT_EQ(quire_memory_trim_with_report(memory_, 0, nullptr), QUIRE_OK);
+  EXPECT_EQ(quire_allocator_trim_with_report(allocator_, 0, nullptr), QUIRE_OK);
+  report.size = 0;
+  EXPECT_EQ(quire_memory_trim_with_report(memory_, 0, &report),
+            QUIRE_INVALID_ARGUMENT);
+  EXPECT_EQ(quire_allocator_trim_with_report(allocator_, 0, &report),
+            QUIRE_INVALID_ARGUMENT);
+  EXPECT_EQ(quire_memory_trim_with_report(nullptr, 0, nullptr),
+            QUIRE_INVALID_ARGUMENT);
+  EXPECT_EQ(quire_allocator_trim_with_report(nullptr, 0, nullptr),
+            QUIRE_INVALID_ARGUMENT);
+}
+
 // ---- Mesh -------------------------------------------------------------------
 
 TEST_F(CApiCompactionTest, MeshesSparseSlabs) {
@@ -299,6 +329,32 @@ TEST_F(CApiCompactionTest, NamesTheArgumentThatIsNull) {
               "section");
   expect_null(quire_allocator_pin(nullptr, 1), "allocator");
   expect_null(quire_allocator_unpin(nullptr, 1), "allocator");
+  quire_quiescent_section_end(section);
+}
+
+TEST_F(CApiCompactionTest, CompactsInItsMaintenanceWindow) {
+  const uint64_t address = Allocate(5 * kPage);
+  ASSERT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
+  quire_quiescent_section* const section = Section();
+  quire_compaction_report report = QUIRE_COMPACTION_REPORT_INIT;
+  // A pool of which little is in use is left alone.
+  quire_compaction_thresholds thresholds = QUIRE_COMPACTION_THRESHOLDS_INIT;
+  ASSERT_EQ(quire_allocator_compact(allocator_, section, &thresholds, &report),
+            QUIRE_OK);
+  EXPECT_EQ(report.pages_freed, 0u);
+  thresholds.maintenance_end = 24 * 60 * 60;  // all day
+  ASSERT_EQ(quire_allocator_compact(allocator_, section, &thresholds, &report),
+            QUIRE_OK);
+  EXPECT_EQ(report.pages_freed, 5u);
+  ++thresholds.maintenance_end;
+  EXPECT_EQ(quire_allocator_compact(allocator_, section, &thresholds, &report),
+            QUIRE_INVALID_ARGUMENT);
+  EXPECT_THAT(quire_last_error(), HasSubstr("maintenance"));
+  thresholds.maintenance_end = 0;
+  thresholds.idle_seconds = -1;
+  EXPECT_EQ(quire_allocator_compact(allocator_, section, &thresholds, &report),
+            QUIRE_INVALID_ARGUMENT);
+  EXPECT_THAT(quire_last_error(), HasSubstr("idle_seconds"));
   quire_quiescent_section_end(section);
 }
 

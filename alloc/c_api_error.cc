@@ -91,6 +91,7 @@ quire_shortage ShortageOf(const OutOfMemoryVerdict& verdict) {
   shortage.reserved_for_others = verdict.reserved_for_others.value();
   shortage.mesh_frees = verdict.mesh_frees.value();
   shortage.relocation_frees = verdict.relocation_frees.value();
+  shortage.sleep_frees = verdict.sleep_frees.value();
   if (verdict.owner_limit) {
     shortage.owner_limit = verdict.owner_limit->limit.value();
     shortage.owner_live = verdict.owner_limit->live.value();

@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "quire/alloc/c_api.h"
 #include "quire/alloc/compaction.h"
+#include "quire/alloc/leak_report.h"
 #include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/quiescent.h"
 #include "quire/alloc/runtime.h"
@@ -106,6 +107,9 @@ template <>
 inline constexpr size_t kFirstSize<quire_shortage> = offsetof(quire_shortage,
                                                               mesh_frees);
 template <>
+inline constexpr size_t kFirstSize<quire_compaction_thresholds> =
+    offsetof(quire_compaction_thresholds, idle_seconds);
+template <>
 inline constexpr size_t kFirstSize<quire_allocator_statistics> =
     offsetof(quire_allocator_statistics, asleep_bytes);
 
@@ -176,6 +180,8 @@ absl::StatusOr<std::unique_ptr<quire_runtime>> CreateRuntime(
 quire_shortage ShortageOf(const OutOfMemoryVerdict& verdict);
 quire_pressure_level PressureOf(PressureLevel level);
 quire_compaction_report ReportOf(const CompactionReport& report);
+
+quire_leak_totals TotalsOf(const std::vector<LeakReport>& leaks);
 
 // A copy that quire_string_free frees. Zeros inside end the text early.
 absl::Status WriteText(std::string_view text, char** result);

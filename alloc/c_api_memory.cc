@@ -38,6 +38,8 @@ quire_status quire_memory_get_statistics(
     const quire::DeviceMemoryStatistics from = memory->memory->GetStatistics();
     quire_memory_statistics values{};
     values.version = QUIRE_MEMORY_STATISTICS_VERSION;
+    static_assert(QUIRE_MEMORY_STATISTICS_VERSION ==
+                  quire::DeviceMemoryStatistics::kVersion);
     // A statistic without a field does not compile: add it at the end of the
     // struct, and raise the version.
 #define QUIRE_COPY_STATISTIC(type, name, help) values.name = ValueOf(from.name);
@@ -53,6 +55,14 @@ quire_status quire_memory_set_limit(quire_memory* memory,
   return Call([&]() -> absl::Status {
     QUIRE_RETURN_IF_ERROR(CheckArguments({{"memory", memory}}));
     return memory->memory->SetLimit(Bytes(limit));
+  });
+}
+
+quire_status quire_memory_set_soft_limit(quire_memory* memory,
+                                         uint64_t limit) noexcept {
+  return Call([&]() -> absl::Status {
+    QUIRE_RETURN_IF_ERROR(CheckArguments({{"memory", memory}}));
+    return memory->memory->SetSoftLimit(Bytes(limit));
   });
 }
 
@@ -130,8 +140,11 @@ quire_status quire_memory_trim(quire_memory* memory, uint64_t keep_pages,
                                uint64_t* pages_given_back) noexcept {
   return Call([&]() -> absl::Status {
     QUIRE_RETURN_IF_ERROR(CheckArguments({{"memory", memory}}));
-    const PageCount given_back = memory->memory->Trim(PageCount(keep_pages));
-    if (pages_given_back != nullptr) *pages_given_back = given_back.value();
+    const quire::CompactionReport report =
+        memory->memory->Trim(PageCount(keep_pages));
+    if (pages_given_back != nullptr) {
+      *pages_given_back = report.pages_freed.value();
+    }
     return absl::OkStatus();
   });
 }

@@ -293,6 +293,41 @@ TEST_F(CApiMemoryTest, ChangesTheLimitWhileMemoryIsInUse) {
   EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
 }
 
+TEST_F(CApiMemoryTest, SetsASoftLimit) {
+  ASSERT_EQ(quire_memory_set_soft_limit(memory_, 3 * kPage), QUIRE_OK);
+  EXPECT_EQ(MemoryStatistics().soft_limit, 3 * kPage);
+  EXPECT_EQ(MemoryStatistics().version, 4u);
+  // Nothing is refused for its sake.
+  const uint64_t address = Allocate(5 * kPage);
+  EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
+  EXPECT_EQ(quire_memory_set_soft_limit(memory_, 1), QUIRE_INVALID_ARGUMENT);
+  EXPECT_EQ(MemoryStatistics().soft_limit, 3 * kPage);
+  EXPECT_EQ(quire_memory_set_soft_limit(memory_, 0), QUIRE_OK);
+  EXPECT_EQ(MemoryStatistics().soft_limit, 0u);
+  EXPECT_EQ(quire_memory_set_soft_limit(nullptr, 0), QUIRE_INVALID_ARGUMENT);
+}
+
+TEST_F(CApiMemoryTest, KnowsWhoseAnAddressIs) {
+  uint32_t owner = 0;
+  ASSERT_EQ(quire_owner_register(runtime_, "kv", &owner), QUIRE_OK);
+  quire_allocate_options options = QUIRE_ALLOCATE_OPTIONS_INIT;
+  options.owner = owner;
+  const uint64_t address = Allocate(3 * kPage, &options);
+  uint32_t found = 77;
+  EXPECT_EQ(
+      quire_allocator_get_owner_of(allocator_, address + 2 * kPage, &found),
+      QUIRE_OK);
+  EXPECT_EQ(found, owner);
+  EXPECT_EQ(quire_allocator_get_owner_of(allocator_, 1, &found),
+            QUIRE_NOT_FOUND);
+  EXPECT_EQ(quire_allocator_get_owner_of(nullptr, address, &found),
+            QUIRE_INVALID_ARGUMENT);
+  EXPECT_EQ(quire_allocator_get_owner_of(allocator_, address, nullptr),
+            QUIRE_INVALID_ARGUMENT);
+  EXPECT_EQ(found, owner);
+  EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
+}
+
 TEST_F(CApiMemoryTest, LeavesHeadroomToOthers) {
   quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
   options.host_memory_per_device = 32 * kPage;

@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "alloc/c_api_internal.h"
-#include "quire/alloc/leak_report.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/trace_formats.h"
 
@@ -75,20 +74,6 @@ absl::StatusOr<std::vector<LeakReport>> Leaks(quire_runtime* runtime,
   return FindLeaks(*runtime->runtime, options);
 }
 
-quire_leak_totals TotalsOf(const std::vector<LeakReport>& leaks) {
-  quire_leak_totals totals = QUIRE_LEAK_TOTALS_INIT;
-  Bytes requested, pages;
-  for (const LeakReport& leak : leaks) {
-    totals.allocations += leak.allocations;
-    requested = SaturatingAdd(requested, leak.requested);
-    pages = SaturatingAdd(pages, leak.pages);
-  }
-  totals.owners = leaks.size();
-  totals.requested_bytes = requested.value();
-  totals.page_bytes = pages.value();
-  return totals;
-}
-
 absl::StatusOr<std::string> RenderTrace(const AllocationTrace& trace,
                                         quire_trace_format format) {
   switch (format) {
@@ -103,6 +88,21 @@ absl::StatusOr<std::string> RenderTrace(const AllocationTrace& trace,
 }
 
 }  // namespace
+
+quire_leak_totals TotalsOf(const std::vector<LeakReport>& leaks) {
+  quire_leak_totals totals = QUIRE_LEAK_TOTALS_INIT;
+  Bytes requested, pages;
+  for (const LeakReport& leak : leaks) {
+    totals.allocations += leak.allocations;
+    requested = SaturatingAdd(requested, leak.requested);
+    pages = SaturatingAdd(pages, leak.pages);
+  }
+  totals.owners = leaks.size();
+  totals.requested_bytes = requested.value();
+  totals.page_bytes = pages.value();
+  return totals;
+}
+
 }  // namespace quire::c_api
 
 using quire::c_api::Call;

@@ -191,4 +191,51 @@ TEST(CApiTraceTest, TraceThatIsDisabledSaysSo) {
   quire_runtime_destroy(runtime);
 }
 
+// ---- Leaks that are told ----------------------------------------------------
+
+struct ToldLeaks {
+  int calls = 0;
+  quire_leak_totals totals = QUIRE_LEAK_TOTALS_INIT;
+  std::string text;
+};
+
+TEST(CApiLeaksTest, TheEndOfARuntimeTellsOfWhatIsHeld) {
+  for (const bool leak : {false, true}) {
+    ToldLeaks told;
+    quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
+    options.driver = QUIRE_DRIVER_HOST_WITHOUT_MEMORY;
+    options.leak_context = &told;
+    options.on_leaks = [](void* context, const quire_leak_totals* totals,
+                          const char* text) {
+      auto* const kept = static_cast<ToldLeaks*>(context);
+      ++kept->calls;
+      kept->totals = *totals;
+      kept->text = text;
+    };
+    quire_runtime* runtime = nullptr;
+    quire_allocator* allocator = nullptr;
+    ASSERT_EQ(quire_runtime_create(&options, &runtime), QUIRE_OK);
+    ASSERT_EQ(quire_runtime_get_allocator(runtime, 0, &allocator), QUIRE_OK);
+    quire_allocate_options allocate = QUIRE_ALLOCATE_OPTIONS_INIT;
+    ASSERT_EQ(quire_owner_register(runtime, "llama/kv", &allocate.owner),
+              QUIRE_OK);
+    uint64_t address = 0;
+    ASSERT_EQ(quire_allocator_allocate(allocator, 1000, &allocate, &address),
+              QUIRE_OK);
+    if (!leak) {
+      ASSERT_EQ(quire_allocator_free(allocator, address, 0), QUIRE_OK);
+    }
+    quire_runtime_destroy(runtime);
+    // The allocator's handle still keeps it.
+    EXPECT_EQ(told.calls, 0);
+    quire_allocator_destroy(allocator);
+    EXPECT_EQ(told.calls, leak ? 1 : 0);
+    if (!leak) continue;
+    EXPECT_EQ(told.totals.size, sizeof(quire_leak_totals));
+    EXPECT_EQ(told.totals.owners, 1u);
+    EXPECT_EQ(told.totals.requested_bytes, 1000u);
+    EXPECT_THAT(told.text, HasSubstr("llama/kv"));
+  }
+}
+
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "alloc/c_api_internal.h"
@@ -53,6 +54,21 @@ RuntimeOptions RuntimeOptionsFrom(const quire_runtime_options& from) {
   if (from.trace_capacity != 0) options.trace_capacity = from.trace_capacity;
   if (from.disable_trace != 0) options.trace_capacity = 0;
   options.sample_interval = Bytes(from.sample_interval);
+  if (from.pressure_high != 0) options.pressure.high = from.pressure_high;
+  if (from.pressure_critical != 0) {
+    options.pressure.critical = from.pressure_critical;
+  }
+  if (from.pressure_hysteresis != 0) {
+    options.pressure.hysteresis = from.pressure_hysteresis;
+  }
+  options.soft_limit = Bytes(from.soft_limit);
+  if (from.on_leaks != nullptr) {
+    options.on_leaks = [on_leaks = from.on_leaks, context = from.leak_context](
+                           const std::vector<LeakReport>& leaks) {
+      const quire_leak_totals totals = TotalsOf(leaks);
+      on_leaks(context, &totals, FormatLeaks(leaks).c_str());
+    };
+  }
   return options;
 }
 

@@ -72,6 +72,7 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::Create(
       AddressSpace::Create(driver, size, minimum, options.page_size));
   auto impl = std::make_unique<Impl>(driver, owners, options, info.total_memory,
                                      limit, std::move(addresses));
+  QUIRE_RETURN_IF_ERROR(impl->SetSoftLimit(options.soft_limit));
   QUIRE_RETURN_IF_ERROR(impl->StartPreparing(options.prepare_ahead.value()));
   return std::unique_ptr<DeviceMemory>(new DeviceMemory(std::move(impl)));
 }
@@ -190,13 +191,17 @@ absl::Status DeviceMemory::Prepare(PageCount count) {
   QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->Prepare(count);
 }
-PageCount DeviceMemory::Trim(PageCount keep) {
-  if (in_forked_child()) return PageCount(0);
+CompactionReport DeviceMemory::Trim(PageCount keep) {
+  if (in_forked_child()) return CompactionReport();
   return impl_->Trim(keep);
 }
 absl::Status DeviceMemory::SetLimit(Bytes limit) {
   QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
   return impl_->SetLimit(limit);
+}
+absl::Status DeviceMemory::SetSoftLimit(Bytes limit) {
+  QUIRE_RETURN_IF_ERROR(impl_->fork_guard().Check());
+  return impl_->SetSoftLimit(limit);
 }
 absl::Status DeviceMemory::SetOwnerLimits(OwnerId owner,
                                           const OwnerLimits& limits) {

@@ -193,7 +193,7 @@ TEST_F(DeviceMemoryFaultTest, AnUnmapForWantOfMappingsIsTriedAgain) {
 TEST_F(DeviceMemoryFaultTest, APageThatIsNotReleasedStillCounts) {
   ASSERT_TRUE(memory_->Prepare(PageCount(4)).ok());
   faulty_->FailCall(DriverCall::kReleasePage, 2, absl::StatusCode::kInternal);
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(3));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(3));
   const DeviceMemoryStatistics statistics = memory_->GetStatistics();
   EXPECT_EQ(statistics.in_use, kPage);
   EXPECT_EQ(statistics.quarantined, kPage);
@@ -202,13 +202,13 @@ TEST_F(DeviceMemoryFaultTest, APageThatIsNotReleasedStillCounts) {
   EXPECT_THAT(std::string(memory_->Health().message()),
               HasSubstr("not released"));
   // It is offered again with the next that are given back,
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(1));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(1));
   EXPECT_EQ(memory_->GetStatistics().in_use, Bytes(0));
   EXPECT_EQ(memory_->Health(), absl::OkStatus());
   // and where its place is wanted.
   ASSERT_TRUE(memory_->Prepare(PageCount(1)).ok());
   faulty_->FailCall(DriverCall::kReleasePage, 1, absl::StatusCode::kInternal);
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(0));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(0));
   EXPECT_EQ(Commit(Reserve(kLimitPages), 0, kLimitPages), absl::OkStatus());
   EXPECT_EQ(memory_->GetStatistics().quarantined, Bytes(0));
   memory_.reset();
@@ -418,7 +418,7 @@ TEST_F(SharedPageFaultTest, ARemapThatCannotBeUndoneIsQuarantined) {
   EXPECT_EQ(memory_->GetStatistics().live, kPage);
   EXPECT_EQ(memory_->GetStatistics().quarantined.value(), 2 * kPageBytes);
   memory_->ReleaseRange(range_, Fence());
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(1));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(1));
   memory_.reset();
   EXPECT_THAT(driver_->Leaks(), IsEmpty());
 }

@@ -49,6 +49,7 @@ DeviceMemoryStatistics DeviceMemory::Impl::GetStatistics() const {
   statistics.peak_live = PageBytes(accounts.peak_live());
   statistics.over_limit =
       PageBytes(SaturatingSubtract(pool.in_use(), pool.limit()));
+  statistics.soft_limit = LimitBytes(soft_limit_);
   statistics.growable = PageBytes(pool.growable());
   statistics.pages_created = pool.created();
   statistics.pages_released = pool.released();

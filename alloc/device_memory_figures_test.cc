@@ -91,7 +91,7 @@ TEST_F(DeviceMemoryFiguresTest, TellsTheTraceOfPhysicalMemoryAndItsLimit) {
   ASSERT_EQ(Commit(range, 0, 6), absl::OkStatus());
   ASSERT_EQ(Decommit(range, 0, 4), absl::OkStatus());
   ASSERT_EQ(Commit(range, 6, 3), absl::OkStatus());
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(1));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(1));
   ASSERT_EQ(memory_->SetLimit(Bytes(8 * kPageBytes)), absl::OkStatus());
   const std::vector<TraceEvent> events =
       EventsOf(trace, {TraceAction::kReserve, TraceAction::kRelease,

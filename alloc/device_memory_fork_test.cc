@@ -96,8 +96,8 @@ class DeviceMemoryForkTest : public DeviceMemoryFixture {
     memory_->AppendPages(range_, PageCount(0), PageCount(4), &pages);
     const bool empty =
         pages.empty() && memory_->CalculateLargestCommit(kOwner).zero() &&
-        memory_->Trim(PageCount(0)).zero() && memory_->Harvest().zero() &&
-        memory_->ReclaimablePages().zero() &&
+        memory_->Trim(PageCount(0)).pages_freed.zero() &&
+        memory_->Harvest().zero() && memory_->ReclaimablePages().zero() &&
         memory_->CommittedPages(range_, PageCount(0), PageCount(8)).zero() &&
         memory_->PageAt(range_, PageCount(0)) == PageHandle() &&
         memory_->GetStatistics().live.zero() &&

@@ -34,6 +34,10 @@ bool DeviceMemory::Impl::AskOutOfMemoryHooks(const absl::Status& status) {
   return !dispatcher_.OutOfMemory(*verdict).zero();
 }
 
+void DeviceMemory::Impl::SetGauge() {
+  gauge_.SetLimits(soft_limit_, backing_.pool().limit(), thresholds_);
+}
+
 void DeviceMemory::Impl::UpdatePressure() {
   const PageAccounts& accounts = backing_.accounts();
   const uint64_t used =

@@ -245,6 +245,44 @@ TEST_F(DeviceMemoryHooksTest, HearOfPressureOnTheMemoryAtTwoLevels) {
   EXPECT_THAT(pressure(), ElementsAre("memory none to critical at 49 of 50"));
 }
 
+TEST_F(DeviceMemoryHooksTest, HearOfPressureBeyondTheSoftLimit) {
+  std::vector<std::string> heard;
+  const auto pressure = [&] {
+    heard = listener_->Take();
+    std::erase_if(heard, [](const std::string& line) {
+      return line.find("memory") == std::string::npos;
+    });
+    return heard;
+  };
+  ASSERT_EQ(memory_->SetSoftLimit(Pages(20)), absl::OkStatus());
+  EXPECT_EQ(memory_->GetStatistics().soft_limit, Pages(20));
+  ASSERT_EQ(Commit(range_, 0, 20), absl::OkStatus());
+  EXPECT_THAT(pressure(), IsEmpty());
+  ASSERT_EQ(Commit(range_, 20, 1), absl::OkStatus());
+  EXPECT_THAT(pressure(), ElementsAre("memory none to high at 21 of 100"));
+  // Nothing is refused, and the other level is where it was.
+  ASSERT_EQ(Commit(range_, 21, 73), absl::OkStatus());
+  EXPECT_THAT(pressure(), IsEmpty());
+  ASSERT_EQ(Commit(range_, 94, 1), absl::OkStatus());
+  EXPECT_THAT(pressure(), ElementsAre("memory high to critical at 95 of 100"));
+  ASSERT_EQ(Decommit(range_, 30, 65), absl::OkStatus());
+  EXPECT_THAT(pressure(), ElementsAre("memory critical to high at 30 of 100"));
+  // It may change while it is exceeded, outlives a change of the limit, and
+  // may be taken away.
+  ASSERT_EQ(memory_->SetSoftLimit(Pages(60)), absl::OkStatus());
+  EXPECT_THAT(pressure(), ElementsAre("memory high to none at 30 of 100"));
+  ASSERT_EQ(memory_->SetSoftLimit(Pages(25)), absl::OkStatus());
+  EXPECT_THAT(pressure(), ElementsAre("memory none to high at 30 of 100"));
+  ASSERT_EQ(memory_->SetLimit(Pages(90)), absl::OkStatus());
+  EXPECT_THAT(pressure(), IsEmpty());
+  ASSERT_EQ(memory_->SetSoftLimit(Bytes(0)), absl::OkStatus());
+  EXPECT_THAT(pressure(), ElementsAre("memory high to none at 30 of 90"));
+  EXPECT_EQ(memory_->GetStatistics().soft_limit, Bytes(0));
+  const absl::Status refused = memory_->SetSoftLimit(Bytes(1));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("soft limit"), absl::string_view::npos);
+}
+
 TEST_F(DeviceMemoryHooksTest, HearOfPressureOnOwners) {
   const OwnerId model = owners_.Register("model");
   const OwnerId kv = owners_.Register("kv", model);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "alloc/compaction_timer.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/verdict.h"
 
@@ -311,7 +312,9 @@ void DeviceMemory::Impl::AppendPages(const AddressRange* range, PageCount first,
   }
 }
 
-PageCount DeviceMemory::Impl::Trim(PageCount keep) {
+CompactionReport DeviceMemory::Impl::Trim(PageCount keep) {
+  CompactionReport report;
+  const CompactionTimer timer(*driver_);
   const PageCount reclaimable = ReclaimablePages();
   uint64_t beyond = 0;
   {
@@ -323,15 +326,19 @@ PageCount DeviceMemory::Impl::Trim(PageCount keep) {
   }
   const uint64_t wanted = std::min(beyond, reclaimable.value());
   if (wanted > 0) AskReclaimers(wanted, /*cooling=*/false, ReliefState());
-  Section section(this);
-  Harvest(SIZE_MAX);
-  // What is not wanted now is not made again before the next commit.
-  fills_up_ = false;
-  const uint64_t given_back = backing_.pool().Trim(keep.value());
-  RecordOfDevice(TraceAction::kTrim, given_back);
-  AfterMutation();
-  freed_.NotifyAll();
-  return PageCount(given_back);
+  {
+    Section section(this);
+    Harvest(SIZE_MAX);
+    // What is not wanted now is not made again before the next commit.
+    fills_up_ = false;
+    const uint64_t given_back = backing_.pool().Trim(keep.value());
+    RecordOfDevice(TraceAction::kTrim, given_back);
+    AfterMutation();
+    freed_.NotifyAll();
+    report.pages_freed = PageCount(given_back);
+  }
+  timer.Report(&report);
+  return report;
 }
 
 void DeviceMemory::Impl::Record(TraceAction action, const AddressRange* range,

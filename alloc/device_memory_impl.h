@@ -58,7 +58,7 @@ class DeviceMemory::Impl {
                  &events_),
         limit_pages_(limit) {
     MutexLock lock(&mutex_);
-    gauge_.SetLimits(UINT64_MAX, limit, thresholds_);
+    SetGauge();
   }
   ~Impl();
 
@@ -128,8 +128,9 @@ class DeviceMemory::Impl {
                    std::vector<PageHandle>* pages) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Prepare(PageCount count) ABSL_LOCKS_EXCLUDED(mutex_);
-  PageCount Trim(PageCount keep) ABSL_LOCKS_EXCLUDED(mutex_);
+  CompactionReport Trim(PageCount keep) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status SetLimit(Bytes limit) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status SetSoftLimit(Bytes limit) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status SetOwnerLimits(OwnerId owner, const OwnerLimits& limits)
       ABSL_LOCKS_EXCLUDED(mutex_);
   OwnerStatistics GetOwnerStatistics(OwnerId owner) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -334,6 +335,8 @@ class DeviceMemory::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What takes its time.
   void DescribeCompaction(ShortageFacts* facts) ABSL_LOCKS_EXCLUDED(mutex_);
+  void DescribeSleep(OwnerId owner, ShortageFacts* facts)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void DescribeRecentEvents(ShortageFacts* facts) const;
   OwnerStatistics StatisticsOf(OwnerId owner)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -359,6 +362,8 @@ class DeviceMemory::Impl {
   void RecordOfDevice(TraceAction action, uint64_t pages,
                       OwnerId owner = kUnnamedOwner) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // After a limit of the memory has changed.
+  void SetGauge() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdatePressure() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckInvariantsLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -390,6 +395,7 @@ class DeviceMemory::Impl {
   EventLog events_ ABSL_GUARDED_BY(mutex_);
   BackingStore backing_ ABSL_GUARDED_BY(mutex_);
   PressureGauge gauge_ ABSL_GUARDED_BY(mutex_);
+  uint64_t soft_limit_ ABSL_GUARDED_BY(mutex_) = kNoPageLimit;  // pages
   // Of the accounts, for readers without the lock.
   std::atomic<uint64_t> live_pages_{0};
   std::atomic<PressureLevel> pressure_{PressureLevel::kNone};

@@ -20,8 +20,8 @@ absl::StatusOr<uint64_t> LimitInPages(const char* name, Bytes limit,
                    " bytes does not hold one page of ", page_size.value()));
 }
 
-absl::StatusOr<uint64_t> OwnerLimitInPages(const char* name, Bytes limit,
-                                           Bytes page_size) {
+absl::StatusOr<uint64_t> OptionalLimitInPages(const char* name, Bytes limit,
+                                              Bytes page_size) {
   if (limit.zero()) return kNoPageLimit;
   return LimitInPages(name, limit, page_size);
 }
@@ -34,7 +34,7 @@ absl::Status DeviceMemory::Impl::SetLimit(Bytes limit) {
   Section section(this);
   backing_.pool().SetLimit(pages);
   limit_pages_.store(pages, std::memory_order_relaxed);
-  gauge_.SetLimits(UINT64_MAX, pages, thresholds_);
+  SetGauge();
   ++limits_set_;
   RecordOfDevice(TraceAction::kLimit, pages);
   FillUp();
@@ -43,14 +43,24 @@ absl::Status DeviceMemory::Impl::SetLimit(Bytes limit) {
   return absl::OkStatus();
 }
 
+absl::Status DeviceMemory::Impl::SetSoftLimit(Bytes limit) {
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t pages,
+                         OptionalLimitInPages("soft limit", limit, page_size_));
+  Section section(this);
+  soft_limit_ = pages;
+  SetGauge();
+  AfterMutation();
+  return absl::OkStatus();
+}
+
 absl::Status DeviceMemory::Impl::SetOwnerLimits(OwnerId owner,
                                                 const OwnerLimits& limits) {
   QUIRE_RETURN_IF_ERROR(CheckOwner(owner));
   OwnerPageLimits pages;
   QUIRE_ASSIGN_OR_RETURN(
-      pages.soft, OwnerLimitInPages("soft limit", limits.soft, page_size_));
+      pages.soft, OptionalLimitInPages("soft limit", limits.soft, page_size_));
   QUIRE_ASSIGN_OR_RETURN(
-      pages.hard, OwnerLimitInPages("hard limit", limits.hard, page_size_));
+      pages.hard, OptionalLimitInPages("hard limit", limits.hard, page_size_));
   pages.reserved = PagesFor(limits.reserved_minimum, page_size_).value();
   if (!limits.soft.zero() && pages.soft > pages.hard) {
     return absl::InvalidArgumentError(absl::StrCat(

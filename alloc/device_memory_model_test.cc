@@ -381,7 +381,7 @@ class DeviceMemoryModelTest : public DeviceMemoryFixture {
     ASSERT_TRUE(driver_->SynchronizeStream(streams_[stream]).ok());
     HoldUp(stream);
     // Gives nothing back, but unmaps what has cooled.
-    ASSERT_EQ(memory_->Trim(PageCount(UINT64_MAX)), PageCount(0));
+    ASSERT_EQ(memory_->Trim(PageCount(UINT64_MAX)).pages_freed, PageCount(0));
     for (Range& range : ranges_) {
       for (Slot& slot : range.slots) {
         if (slot.state == Slot::State::kCooling && slot.stream == stream) {

@@ -68,7 +68,7 @@ TEST_F(DeviceMemoryPreparedTest, ItStopsAtTheLimitAndGoesOnWhenThatIsRaised) {
 TEST_F(DeviceMemoryPreparedTest, WhatIsTrimmedIsMadeAgainAfterTheNextCommit) {
   MakeMemoryThatPrepares(4);
   AwaitCached(4);
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(4));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(4));
   GiveItTime();
   EXPECT_EQ(Cached(), 0u);
   ASSERT_EQ(Commit(Reserve(1), 0, 1), absl::OkStatus());
@@ -209,7 +209,7 @@ TEST_F(DeviceMemoryPreparedTest, PagesOfAllSizesBehaveAlike) {
     EXPECT_EQ(verdict->kind, ShortageKind::kLimit);
     EXPECT_EQ(verdict->requested, page);
     ASSERT_EQ(Decommit(range, 0, 9), absl::OkStatus());
-    EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(8));
+    EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(8));
     EXPECT_EQ(memory_->CheckInvariants(), absl::OkStatus());
     memory_.reset();
     EXPECT_THAT(driver_->Leaks(), IsEmpty());

@@ -162,7 +162,7 @@ TEST_F(DeviceMemorySharingTest, APageCoolsWhenItsLastLiveSlotDoes) {
   // One slot has cooled: the other one may still be in use.
   early_gate.Open();
   ASSERT_EQ(driver_->SynchronizeStream(early), absl::OkStatus());
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(0));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(0));
   EXPECT_EQ(GetFigures(), (Figures{0, 1, 1, 0, 1}));
   // And comes back as it was.
   Write(a, 0, 7);
@@ -172,11 +172,11 @@ TEST_F(DeviceMemorySharingTest, APageCoolsWhenItsLastLiveSlotDoes) {
   ASSERT_EQ(Decommit(a, 0, 1, FenceOn(late)), absl::OkStatus());
   late_gate.Open();
   ASSERT_EQ(driver_->SynchronizeStream(late), absl::OkStatus());
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(0));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(0));
   EXPECT_EQ(Read(b, 0), 7u);
   memory_->ReleaseRange(a, Fence());
   memory_->ReleaseRange(b, Fence());
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(1));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(1));
 }
 
 TEST_F(DeviceMemorySharingTest, ACommitReclaimsWhatItsNewPagesNeed) {
@@ -257,7 +257,7 @@ TEST_F(DeviceMemorySharingTest, SlotsMoveOverEachOtherAndPagesComeFree) {
   EXPECT_EQ(Read(range, 2), 10u);
   EXPECT_EQ(Read(range, 3), 13u);
   EXPECT_EQ(GetFigures(), (Figures{2, 0, 4, 2, 4}));
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(2));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(2));
   // The page that a slot has already is no work.
   ASSERT_EQ(Remap(range, 1, {page, page}), absl::OkStatus());
   EXPECT_EQ(Calls("Map"), maps + 1);

@@ -179,6 +179,7 @@ OutOfMemoryVerdict DeviceMemory::Impl::DescribeShortage(PageCount pages,
   }
   if (detail == VerdictDetail::kFull) {
     DescribeCompaction(&facts);
+    DescribeSleep(owner, &facts);
     DescribeRecentEvents(&facts);
   }
   return DiagnoseShortage(std::move(facts));
@@ -223,6 +224,29 @@ void DeviceMemory::Impl::DescribeCompaction(ShortageFacts* facts) {
   });
   facts->mesh_frees = PageBytes(mesh);
   facts->relocation_frees = PageBytes(relocation);
+}
+
+void DeviceMemory::Impl::DescribeSleep(OwnerId owner, ShortageFacts* facts) {
+  std::vector<OwnerExcess> holders;
+  {
+    MutexLock lock(&mutex_);
+    const auto& accounts = backing_.accounts().owners().accounts();
+    for (uint32_t id = 0; id < accounts.size(); ++id) {
+      if (accounts[id].own == 0) continue;
+      // Who asks would sleep as well.
+      if (owners_->IsWithin(owner, OwnerId(id))) continue;
+      holders.push_back({OwnerId(id), accounts[id].own});
+    }
+  }
+  for (const auto& [holder, pages] : holders) {
+    bool can_sleep = true;
+    reclaimers_.ForEach([&, id = holder](PageReclaimer* reclaimer) {
+      can_sleep = reclaimer->CanSleep(id);
+      return can_sleep;
+    });
+    if (!can_sleep) continue;
+    facts->sleep_frees = SaturatingAdd(facts->sleep_frees, PageBytes(pages));
+  }
 }
 
 void DeviceMemory::Impl::DescribeRecentEvents(ShortageFacts* facts) const {

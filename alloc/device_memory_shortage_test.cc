@@ -107,8 +107,9 @@ TEST_F(DeviceMemoryShortageTest, ReclaimersAreAskedForWhatIsMissingInOrder) {
   EXPECT_THAT(a.asked_, ::testing::ElementsAre(5u));
   EXPECT_THAT(b.asked_, ::testing::ElementsAre(2u));
   // Trim counts what reclaimers hold as cached.
-  EXPECT_EQ(memory_->Trim(PageCount(kLimitPages)), PageCount(0));
-  EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(kLimitPages - 5));
+  EXPECT_EQ(memory_->Trim(PageCount(kLimitPages)).pages_freed, PageCount(0));
+  EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed,
+            PageCount(kLimitPages - 5));
   memory_->RemoveReclaimer(&a);
   memory_->RemoveReclaimer(&b);
   for (AddressRange* const each : {first, second, range}) {
@@ -262,6 +263,54 @@ TEST_F(DeviceMemoryShortageTest, TheVerdictSaysWhatCompactionWouldFree) {
   EXPECT_EQ(sparse.asked_, asked);
   memory_->RemoveReclaimer(&sparse);
   memory_->RemoveReclaimer(&more);
+}
+
+class NoSleep final : public Sparse {
+ public:
+  explicit NoSleep(OwnerId owner) : owner_(owner) {}
+  bool CanSleep(OwnerId owner) const override { return owner != owner_; }
+
+ private:
+  const OwnerId owner_;
+};
+
+TEST_F(DeviceMemoryShortageTest, TheVerdictSaysWhatSleepOfOthersWouldFree) {
+  const OwnerId server = owners_.Register("server");
+  const OwnerId asks = owners_.Register("server/asks");
+  const OwnerId part = owners_.Register("server/asks/part");
+  const OwnerId beside = owners_.Register("server/beside");
+  const OwnerId pinned = owners_.Register("server/pinned");
+  std::vector<AddressRange*> ranges;
+  uint64_t pages = 1;
+  // A different number for each, so that no sum is another's.
+  for (const OwnerId owner : {server, asks, part, beside, pinned}) {
+    const auto range = memory_->ReserveRange(PageCount(pages), owner);
+    ASSERT_TRUE(range.ok()) << range.status();
+    ASSERT_EQ(Commit(*range, 0, pages), absl::OkStatus());
+    ranges.push_back(*range);
+    pages *= 2;
+  }
+  NoSleep reclaimer(pinned);
+  memory_->AddReclaimer(&reclaimer);
+  const auto verdict_for = [&](OwnerId owner, VerdictDetail detail) {
+    return OutOfMemoryVerdict::FromStatus(
+               memory_->DescribeShortage(PageCount(kLimitPages), owner, detail))
+        .value_or(OutOfMemoryVerdict());
+  };
+  // Who asks cannot sleep meanwhile, nor can those above; its parts can.
+  EXPECT_EQ(verdict_for(asks, VerdictDetail::kFull).sleep_frees,
+            Bytes((4 + 8) * kPageBytes));
+  EXPECT_EQ(verdict_for(beside, VerdictDetail::kFull).sleep_frees,
+            Bytes((2 + 4) * kPageBytes));
+  EXPECT_EQ(verdict_for(kOwner, VerdictDetail::kFull).sleep_frees,
+            Bytes((1 + 2 + 4 + 8) * kPageBytes));
+  EXPECT_EQ(verdict_for(kOwner, VerdictDetail::kBrief).sleep_frees, Bytes(0));
+  memory_->RemoveReclaimer(&reclaimer);
+  EXPECT_EQ(verdict_for(kOwner, VerdictDetail::kFull).sleep_frees,
+            Bytes(31 * kPageBytes));
+  for (AddressRange* const range : ranges) {
+    memory_->ReleaseRange(range, Fence());
+  }
 }
 
 TEST_F(DeviceMemoryShortageTest, TheVerdictNamesStreamsThatAreAwaited) {

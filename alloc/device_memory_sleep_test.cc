@@ -44,7 +44,7 @@ TEST_F(DeviceMemorySleepTest, PagesGoAndComeBackWithTheirContents) {
     EXPECT_EQ(PageAt(range, 0), PageHandle());
     EXPECT_EQ(memory_->CheckInvariants(), absl::OkStatus());
     // They are the driver's again, and another's.
-    EXPECT_EQ(memory_->Trim(PageCount(0)), PageCount(5));
+    EXPECT_EQ(memory_->Trim(PageCount(0)).pages_freed, PageCount(5));
     EXPECT_EQ(driver_->GetMemoryInfo(DeviceId(0))->free.value(),
               kDevicePages * kPageBytes);
     // To touch them is refused.

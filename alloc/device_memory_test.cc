@@ -248,8 +248,9 @@ TEST_F(DeviceMemoryTest, PreparesUpToTheLimitAndNoFurther) {
   EXPECT_EQ(statistics.growable, Bytes(0));
   ASSERT_TRUE(memory_->Prepare(PageCount(1)).ok());
   EXPECT_EQ(Calls("CreatePage"), kLimitPages);
-  EXPECT_EQ(memory_->Trim(PageCount(5)), PageCount(kLimitPages - 5));
-  EXPECT_EQ(memory_->Trim(PageCount(5)), PageCount(0));
+  EXPECT_EQ(memory_->Trim(PageCount(5)).pages_freed,
+            PageCount(kLimitPages - 5));
+  EXPECT_EQ(memory_->Trim(PageCount(5)).pages_freed, PageCount(0));
 }
 
 // ---- Cooling ----------------------------------------------------------------

@@ -3,15 +3,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "alloc/testing/run_in_child.h"
 #include "alloc/testing/runtime_fixture.h"
+#include "alloc/testing/test_driver.h"
 
 namespace quire {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class LeakReportTest : public RuntimeFixture {
  protected:
@@ -152,6 +158,80 @@ TEST_F(SampledLeakReportTest, ListsAreShort) {
   EXPECT_EQ(leaks[0].groups[1].size, Bytes(19000));
   EXPECT_EQ(leaks[0].allocations, 20u);
   EXPECT_TRUE(leaks[0].sites.empty());
+}
+
+// ---- Without being asked ----------------------------------------------------
+
+class ToldLeaksTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Runtime> MakeRuntime() {
+    HostDriverOptions driver_options;
+    driver_options.granularity = KiB(64);
+    driver_options.memory_per_device = MiB(8);
+    auto driver = TestDriver::Create(driver_options);
+    EXPECT_TRUE(driver.ok()) << driver.status();
+    RuntimeOptions options;
+    options.page_size = KiB(64);
+    options.on_leaks = [this](const std::vector<LeakReport>& leaks) {
+      EXPECT_FALSE(leaks.empty());
+      for (const LeakReport& leak : leaks) told_.push_back(leak.owner);
+    };
+    auto runtime = Runtime::Create(*std::move(driver), options);
+    EXPECT_TRUE(runtime.ok()) << runtime.status();
+    return *std::move(runtime);
+  }
+  static DeviceAddress Allocate(Runtime* runtime, const char* owner) {
+    AllocateOptions options;
+    options.owner = runtime->RegisterOwner(owner);
+    const auto address = runtime->allocator()->Allocate(KiB(1), options);
+    EXPECT_TRUE(address.ok()) << address.status();
+    return address.value_or(DeviceAddress());
+  }
+
+  std::vector<std::string> told_;
+};
+
+TEST_F(ToldLeaksTest, ARuntimeTellsOfWhatIsHeldAtItsEnd) {
+  auto runtime = MakeRuntime();
+  Allocate(runtime.get(), "weights");
+  Allocate(runtime.get(), "kv");
+  EXPECT_THAT(told_, IsEmpty());
+  runtime.reset();
+  EXPECT_THAT(told_, ElementsAre("weights", "kv"));
+}
+
+TEST_F(ToldLeaksTest, AViewTellsOfItsOwnersAlone) {
+  auto runtime = MakeRuntime();
+  auto llama = Runtime::CreateView(runtime.get(), "llama");
+  auto draft = Runtime::CreateView(llama.get(), "draft");
+  const DeviceAddress of_draft = Allocate(draft.get(), "kv");
+  const DeviceAddress of_llama = Allocate(llama.get(), "weights");
+  const DeviceAddress of_nobody = Allocate(runtime.get(), "weights");
+  draft.reset();
+  EXPECT_THAT(told_, ElementsAre("llama/draft/kv"));
+  told_.clear();
+  ASSERT_TRUE(runtime->allocator()->Free(of_draft).ok());
+  llama.reset();
+  EXPECT_THAT(told_, ElementsAre("llama/weights"));
+  told_.clear();
+  ASSERT_TRUE(runtime->allocator()->Free(of_llama).ok());
+  // Nothing is left to tell.
+  Runtime::CreateView(runtime.get(), "llama").reset();
+  ASSERT_TRUE(runtime->allocator()->Free(of_nobody).ok());
+  runtime.reset();
+  EXPECT_THAT(told_, IsEmpty());
+}
+
+TEST_F(ToldLeaksTest, AForkedChildTellsNothing) {
+  auto runtime = MakeRuntime();
+  Allocate(runtime.get(), "weights");
+  EXPECT_EQ(RunInChild([&] {
+              runtime.reset();
+              return told_.empty() ? 0 : 1;
+            }),
+            0);
+  runtime.reset();
+  EXPECT_THAT(told_, ElementsAre("weights"));
 }
 
 }  // namespace

@@ -104,6 +104,35 @@ void AppendMemory(const MemorySnapshot& snapshot, std::string* out) {
   table.AppendTo(out);
 }
 
+// What each size class, and each stream, has of the allocator's memory.
+void AppendBreakdown(const MemorySnapshot& snapshot, std::string* out) {
+  TextTable classes({"slots of", "slabs", "live", "cached", "cooling", "mapped",
+                     "internal", "external"});
+  for (const SizeClassStatistics& row : snapshot.breakdown.classes) {
+    classes.AddRow(
+        {row.slot_size == 0 ? "large" : FormatBytes(Bytes(row.slot_size)),
+         row.slot_size == 0 ? "-" : absl::StrCat(row.slabs),
+         FormatBytes(Bytes(row.live_bytes)),
+         FormatBytes(Bytes(row.cached_bytes)),
+         FormatBytes(Bytes(row.cooling_bytes)),
+         FormatBytes(Bytes(row.mapped_bytes)),
+         Percent(row.internal_fragmentation(), 1),
+         Percent(row.external_fragmentation(), 1)});
+  }
+  if (!classes.empty()) classes.AppendTo(out);
+  TextTable streams({"stream", "allocations", "live", "cooling",
+                     "cooling with others", "cached by threads"});
+  for (const StreamStatistics& row : snapshot.breakdown.streams) {
+    streams.AddRow(
+        {row.stream == StreamId() ? "none" : absl::StrCat(row.stream.value()),
+         absl::StrCat(row.live_allocations), FormatBytes(Bytes(row.live_bytes)),
+         FormatBytes(Bytes(row.cooling_bytes)),
+         FormatBytes(Bytes(row.shared_cooling_bytes)),
+         FormatBytes(Bytes(row.thread_cached_bytes))});
+  }
+  if (!streams.empty()) streams.AppendTo(out);
+}
+
 void AppendDriverCalls(const MemorySnapshot& snapshot, std::string* out) {
   TextTable table({"driver call", "count", "failed", "time"});
   for (const MemorySnapshot::Call& call : snapshot.driver_calls) {
@@ -178,6 +207,7 @@ std::string FormatReport(const MemorySnapshot& snapshot) {
                       100 * snapshot.allocator.external_fragmentation()),
       "; largest request possible: ", FormatBytes(snapshot.largest_possible),
       "\n\n");
+  AppendBreakdown(snapshot, &out);
   AppendDriverCalls(snapshot, &out);
   if (snapshot.health != "OK") {
     absl::StrAppend(&out, "health: ", Printable(snapshot.health), "\n");

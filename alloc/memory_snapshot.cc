@@ -149,6 +149,7 @@ nlohmann::json BuildMemorySnapshot(Runtime& runtime,
   const absl::Status health = memory->Health();
   snapshot.health = health.ok() ? "OK" : std::string(health.message());
   snapshot.allocator = allocator->GetStatistics();
+  snapshot.breakdown = allocator->CalculateStatistics();
   snapshot.largest_possible = allocator->GetLargestPossible();
   snapshot.allocations = allocator->CalculateLiveAllocations();
   std::sort(snapshot.allocations.begin(), snapshot.allocations.end(),

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "alloc/snapshot_timeline.h"
 #include "quire/alloc/allocator.h"
+#include "quire/alloc/allocator_breakdown.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/event_trace.h"
 #include "quire/alloc/memory_growth.h"
@@ -23,7 +24,7 @@
 namespace quire {
 
 // Of the JSON layout. A reader refuses every other.
-inline constexpr uint64_t kMemorySnapshotVersion = 3;
+inline constexpr uint64_t kMemorySnapshotVersion = 4;
 
 struct MemorySnapshot {
   struct Device {
@@ -75,6 +76,7 @@ struct MemorySnapshot {
   // "OK", or what the driver refused.
   std::string health;
   AllocatorStatistics allocator;
+  AllocatorBreakdown breakdown;
   Bytes largest_possible;
   std::vector<Owner> owners;                // in order of id
   std::vector<Page> pages;                  // in order of address

@@ -59,6 +59,79 @@ void ReadStatistics(const SnapshotFields& fields,
 #undef QUIRE_READ_STATISTIC
 }
 
+// A row of each kind: what it is of, its figures, and its ratios.
+#define QUIRE_WRITE_STATISTIC(name, help) json[#name] = row.name;
+Json RowToJson(const SizeClassStatistics& row) {
+  Json json;
+  QUIRE_SIZE_CLASS_STATISTICS(QUIRE_WRITE_STATISTIC)
+  json["internal_fragmentation"] = row.internal_fragmentation();
+  json["external_fragmentation"] = row.external_fragmentation();
+  return json;
+}
+
+Json RowToJson(const StreamStatistics& row) {
+  Json json = {{"stream", row.stream.value()}};
+  QUIRE_STREAM_STATISTICS(QUIRE_WRITE_STATISTIC)
+  return json;
+}
+
+Json RowToJson(const OwnerUseStatistics& row) {
+  Json json = {{"owner", row.owner.value()}};
+  QUIRE_OWNER_USE_STATISTICS(QUIRE_WRITE_STATISTIC)
+  json["internal_fragmentation"] = row.internal_fragmentation();
+  json["external_fragmentation"] = row.external_fragmentation();
+  return json;
+}
+#undef QUIRE_WRITE_STATISTIC
+
+template <typename Row>
+Json RowsToJson(const std::vector<Row>& rows) {
+  Json json = Json::array();
+  for (const Row& row : rows) json.push_back(RowToJson(row));
+  return json;
+}
+
+Json BreakdownToJson(const AllocatorBreakdown& breakdown) {
+  return {{"version", AllocatorBreakdown::kVersion},
+          {"classes", RowsToJson(breakdown.classes)},
+          {"streams", RowsToJson(breakdown.streams)},
+          {"owners", RowsToJson(breakdown.owners)}};
+}
+
+// What the ratios of rows rest on.
+template <typename Row>
+void CheckRow(const SnapshotFields& fields, const Row& row) {
+  if (row.live_bytes < row.requested_bytes ||
+      row.mapped_bytes < row.live_bytes) {
+    fields.Fail("", "has more requested than live, or live than mapped");
+  }
+}
+
+void ReadBreakdown(const SnapshotFields& fields,
+                   AllocatorBreakdown* breakdown) {
+  if (fields.Number("version") != AllocatorBreakdown::kVersion) {
+    fields.Fail("version", "is not one that this program reads");
+  }
+#define QUIRE_READ_STATISTIC(name, help) row.name = each.Number(#name);
+  fields.ForEach("classes", [&](const SnapshotFields& each) {
+    SizeClassStatistics& row = breakdown->classes.emplace_back();
+    QUIRE_SIZE_CLASS_STATISTICS(QUIRE_READ_STATISTIC)
+    CheckRow(each, row);
+  });
+  fields.ForEach("streams", [&](const SnapshotFields& each) {
+    StreamStatistics& row = breakdown->streams.emplace_back();
+    row.stream = StreamId(each.Number("stream"));
+    QUIRE_STREAM_STATISTICS(QUIRE_READ_STATISTIC)
+  });
+  fields.ForEach("owners", [&](const SnapshotFields& each) {
+    OwnerUseStatistics& row = breakdown->owners.emplace_back();
+    row.owner = OwnerId(each.OwnerNumber("owner"));
+    QUIRE_OWNER_USE_STATISTICS(QUIRE_READ_STATISTIC)
+    CheckRow(each, row);
+  });
+#undef QUIRE_READ_STATISTIC
+}
+
 // The terms of the equations that a reader can check without knowing more.
 Json EquationsToJson(const MemorySnapshot& snapshot) {
   const DeviceMemoryStatistics& memory = snapshot.memory;
@@ -166,6 +239,7 @@ Json VerdictToJson(const OutOfMemoryVerdict& verdict) {
           {"held_as_slack", verdict.held_as_slack.value()},
           {"mesh_frees", verdict.mesh_frees.value()},
           {"relocation_frees", verdict.relocation_frees.value()},
+          {"sleep_frees", verdict.sleep_frees.value()},
           {"reserved_for_others", verdict.reserved_for_others.value()},
           {"owner_limit", std::move(owner_limit)},
           {"owners", std::move(owners)},
@@ -188,6 +262,7 @@ OutOfMemoryVerdict ReadVerdict(const SnapshotFields& fields) {
   verdict.held_as_slack = fields.Size("held_as_slack");
   verdict.mesh_frees = fields.Size("mesh_frees");
   verdict.relocation_frees = fields.Size("relocation_frees");
+  verdict.sleep_frees = fields.Size("sleep_frees");
   verdict.reserved_for_others = fields.Size("reserved_for_others");
   if (fields.Has("owner_limit")) {
     const SnapshotFields limit = fields.Object("owner_limit");
@@ -227,6 +302,7 @@ Json ToJson(const MemorySnapshot& snapshot) {
   json["health"] = snapshot.health;
   json["allocator"] = StatisticsToJson(snapshot.allocator);
   json["allocator"]["largest_possible"] = snapshot.largest_possible.value();
+  json["breakdown"] = BreakdownToJson(snapshot.breakdown);
   json["equations"] = EquationsToJson(snapshot);
   Json& owners = json["owners"] = Json::array();
   for (const MemorySnapshot::Owner& owner : snapshot.owners) {
@@ -287,6 +363,7 @@ absl::StatusOr<MemorySnapshot> MemorySnapshotFromJson(const Json& json) {
   ReadStatistics(fields.Object("allocator"), &snapshot.allocator);
   snapshot.largest_possible =
       fields.Object("allocator").Size("largest_possible");
+  ReadBreakdown(fields.Object("breakdown"), &snapshot.breakdown);
   fields.ForEach("owners", [&](const SnapshotFields& owner) {
     snapshot.owners.push_back({owner.OwnerNumber("id"), owner.Text("name"),
                                owner.Size("live"), owner.Size("requested"),

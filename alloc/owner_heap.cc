@@ -39,7 +39,7 @@ OwnerHeap::OwnerHeap(OwnerId owner, DeviceMemory* memory,
       spans_(spans),
       total_(total),
       order_(seed),
-      arena_(owner, memory, spans, total, spans->AddMarker(this)),
+      arena_(owner, memory, spans, total, spans->AddMarker(this, owner)),
       states_(classes->count()) {}
 
 OwnerHeap::~OwnerHeap() { spans_->RemoveMarker(arena_.marker()); }
@@ -117,6 +117,7 @@ void OwnerHeap::AppendStreams(std::vector<StreamId>* streams) const {
 Span* OwnerHeap::AddSpan(uint64_t base, Pieces pieces, Detour* detour) {
   Span* const span = spans_->Add();
   span->heap = this;
+  span->owner = owner_;
   span->base = base;
   span->pieces = std::move(pieces);
   span->detour = detour;

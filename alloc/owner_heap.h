@@ -111,6 +111,8 @@ class OwnerHeap {
   void set_kept_for_graphs(bool kept) { kept_for_graphs_ = kept; }
   // O(1).
   HeapAccounts accounts() const;
+  // The bytes that a slab may have slots in: those of its pieces.
+  static uint64_t RoomOf(const Span& span);
   AllocationCounters& counters() { return counters_; }
   const AllocationCounters& counters() const { return counters_; }
   // Pages that nobody holds any of.
@@ -309,7 +311,6 @@ class OwnerHeap {
   Span* MakeSlab(int size_class, const Piece& pages);
   // A slab that may have parts of pages, by a detour of its own.
   absl::StatusOr<Span*> AddDetourSlab(int size_class, uint64_t bytes);
-  static uint64_t RoomOf(const Span& span);
   uint64_t PagesOf(const Span& span) const {
     return span.detour != nullptr ? 0 : RoomOf(span) / page_bytes_;
   }

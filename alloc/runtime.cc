@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "quire/alloc/leak_report.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -10,6 +11,7 @@ absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
     std::unique_ptr<Driver> driver, RuntimeOptions options) {
   auto runtime = std::unique_ptr<Runtime>(new Runtime());
   runtime->driver_ = std::move(driver);
+  runtime->on_leaks_ = std::move(options.on_leaks);
   runtime->trace_ = std::make_unique<EventTrace>(options.trace_capacity);
   EventTrace* const trace =
       options.trace_capacity > 0 ? runtime->trace_.get() : nullptr;
@@ -20,6 +22,8 @@ absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
     memory_options.limit = options.limit;
     memory_options.headroom = options.headroom;
     memory_options.prepare_ahead = options.prepare_ahead;
+    memory_options.pressure = options.pressure;
+    memory_options.soft_limit = options.soft_limit;
     memory_options.trace = trace;
     Device device;
     QUIRE_ASSIGN_OR_RETURN(
@@ -41,10 +45,18 @@ std::unique_ptr<Runtime> Runtime::CreateView(Runtime* base,
   auto view = std::unique_ptr<Runtime>(new Runtime());
   view->base_ = base;
   view->owner_ = base->RegisterOwner(owner);
+  view->on_leaks_ = base->on_leaks_;
   return view;
 }
 
+void Runtime::ReportLeaks() {
+  if (on_leaks_ == nullptr) return;
+  const std::vector<LeakReport> leaks = FindLeaks(*this, {.owner = owner_});
+  if (!leaks.empty()) on_leaks_(leaks);
+}
+
 Runtime::~Runtime() {
+  ReportLeaks();
   for (Device& device : devices_) {
     if (device.memory == nullptr || !device.memory->in_forked_child()) return;
     (void)device.allocator.release();

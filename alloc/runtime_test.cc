@@ -108,5 +108,48 @@ TEST(RuntimeTest, ViewsHaveTheDevicesAndOwnersOfTheirOwn) {
   EXPECT_EQ(draft->memory(), (*runtime)->memory());
 }
 
+TEST(RuntimeTest, PressureBeginsWhereTheOptionsSay) {
+  RuntimeOptions options = Options();
+  options.pressure = {.high = 0.5, .critical = 0.75, .hysteresis = 0.25};
+  options.soft_limit = MiB(2);
+  auto runtime = Runtime::Create(MakeDriver(2), options);
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  for (int id = 0; id < 2; ++id) {
+    DeviceMemory* const memory = (*runtime)->memory(DeviceId(id));
+    EXPECT_EQ(memory->GetStatistics().soft_limit, MiB(2));
+    const auto range = memory->ReserveRange(PageCount(128), kUnnamedOwner);
+    ASSERT_TRUE(range.ok()) << range.status();
+    uint64_t committed = 0;
+    // Of 128 pages of 64 KiB.
+    const auto level_at = [&](uint64_t pages) {
+      EXPECT_TRUE(memory
+                      ->Commit(*range, PageCount(committed),
+                               PageCount(pages - committed))
+                      .ok());
+      committed = pages;
+      return memory->pressure();
+    };
+    EXPECT_EQ(level_at(32), PressureLevel::kNone);
+    EXPECT_EQ(level_at(33), PressureLevel::kHigh);
+    ASSERT_TRUE(memory->SetSoftLimit(Bytes(0)).ok());
+    EXPECT_EQ(level_at(63), PressureLevel::kHigh);  // until it is below a 4th
+    EXPECT_EQ(level_at(95), PressureLevel::kHigh);
+    EXPECT_EQ(level_at(96), PressureLevel::kCritical);
+    memory->ReleaseRange(*range, Fence());
+    EXPECT_EQ(memory->pressure(), PressureLevel::kNone);
+  }
+}
+
+TEST(RuntimeTest, RefusesThresholdsThatContradictEachOther) {
+  RuntimeOptions options = Options();
+  options.pressure.high = 0.99;
+  EXPECT_EQ(Runtime::Create(MakeDriver(1), options).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  options = Options();
+  options.soft_limit = Bytes(1);
+  EXPECT_EQ(Runtime::Create(MakeDriver(1), options).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace quire

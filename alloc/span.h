@@ -45,6 +45,8 @@ struct alignas(64) Span {
   // few large slots each of one slab do not write to one cache line all the
   // time.
   uint32_t record_shift = 0;
+  // The heap's, which may be gone when somebody asks whose an address was.
+  OwnerId owner;
 
   // ---- With the allocator's lock ----
   // On another cache line, so that whoever has the lock is not in the way.

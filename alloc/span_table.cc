@@ -68,7 +68,7 @@ Span* SpanTable::TakeUnused() {
   return span;
 }
 
-Span* SpanTable::AddMarker(OwnerHeap* heap) {
+Span* SpanTable::AddMarker(OwnerHeap* heap, OwnerId owner) {
   if (unused_markers_.empty()) {
     storage_.emplace_back();
     metadata_bytes_ += sizeof(Span);
@@ -77,6 +77,7 @@ Span* SpanTable::AddMarker(OwnerHeap* heap) {
   Span* const marker = unused_markers_.back();
   unused_markers_.pop_back();
   marker->marker = true;
+  marker->owner = owner;
   marker->heap = heap;
   return marker;
 }

@@ -46,8 +46,8 @@ class SpanTable {
 
   // A span with a record for one slot, found by no address yet.
   Span* Add();
-  // One to stand for the addresses of a heap, in no list of spans.
-  Span* AddMarker(OwnerHeap* heap);
+  // One to stand for the addresses of a heap, an owner's, in no list of spans.
+  Span* AddMarker(OwnerHeap* heap, OwnerId owner);
   void RemoveMarker(Span* marker) { unused_markers_.push_back(marker); }
   // The pages from `address` on lead to `span` from here on, or nowhere where
   // it is null.

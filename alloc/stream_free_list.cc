@@ -33,6 +33,12 @@ StreamFreeList::StreamFreeList(Driver* driver, DeviceId device, StreamId stream,
       batches_(1),
       entries_(size_classes) {}
 
+uint64_t StreamFreeList::bytes() const {
+  uint64_t sum = 0;
+  for (const Batch& batch : batches_) sum += batch.bytes;
+  return sum;
+}
+
 void StreamFreeList::Push(Block slot) {
   Batch& open = batches_.back();
   ++open.entries;

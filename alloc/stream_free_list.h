@@ -65,6 +65,9 @@ class StreamFreeList {
   // Bytes freed since the last fence was recorded, and still here.
   uint64_t open_bytes() const { return open().bytes; }
 
+  // Bytes that are here. O(batches).
+  uint64_t bytes() const;
+
   // Enters a cooling slot into the open batch.
   void Push(Block slot);
   // The most recently freed slot of the class leaves the list, for its stream.

@@ -137,6 +137,13 @@ Decision Decide(const ShortageFacts& facts, Bytes device_free) {
                 " of the device are held outside this pool: stop the other "
                 "process or move to another device"};
   }
+  if (facts.sleep_frees >= missing) {
+    return {ShortageKind::kCapacity,
+            "everything is in live use: put owners that rest to sleep, who "
+            "could give up " +
+                FormatBytes(facts.sleep_frees) +
+                ", or free or offload something of the largest owners"};
+  }
   return {ShortageKind::kCapacity,
           "everything is in live use: free or offload something of the largest "
           "owners, or admit less work at once"};
@@ -208,6 +215,9 @@ std::string OutOfMemoryVerdict::ToString() const {
   if (!relocation_frees.zero()) {
     text += ", " + FormatBytes(relocation_frees) + " more by relocation";
   }
+  if (!sleep_frees.zero()) {
+    text += ", " + FormatBytes(sleep_frees) + " by sleep of other owners";
+  }
   if (!reserved_for_others.zero()) {
     text += ", " + FormatBytes(reserved_for_others) + " reserved for others";
   }
@@ -238,6 +248,7 @@ OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts) {
   verdict.held_as_slack = facts.reclaimable;
   verdict.mesh_frees = facts.mesh_frees;
   verdict.relocation_frees = facts.relocation_frees;
+  verdict.sleep_frees = facts.sleep_frees;
   verdict.reserved_for_others = facts.reserved_for_others;
   std::stable_sort(facts.awaited.begin(), facts.awaited.end(),
                    [](const AwaitedStream& a, const AwaitedStream& b) {

@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kPayloadUrl[] = "quire/out-of-memory-verdict";
 // First in the payload, so that a later layout is not misread as this one.
-constexpr uint64_t kPayloadVersion = 3;
+constexpr uint64_t kPayloadVersion = 4;
 
 class Writer {
  public:
@@ -118,7 +118,8 @@ void Transfer(Archive* archive, uint64_t* kind, OutOfMemoryVerdict* verdict) {
        {&verdict->requested, &verdict->free, &verdict->largest_possible,
         &verdict->limit, &verdict->device_total, &verdict->cooling,
         &verdict->held_as_slack, &verdict->mesh_frees,
-        &verdict->relocation_frees, &verdict->reserved_for_others}) {
+        &verdict->relocation_frees, &verdict->sleep_frees,
+        &verdict->reserved_for_others}) {
     TransferBytes(archive, bytes);
   }
   TransferOwnerLimit(archive, &verdict->owner_limit);

@@ -11,6 +11,7 @@ namespace quire {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 OutOfMemoryVerdict Example() {
   OutOfMemoryVerdict verdict;
@@ -24,6 +25,7 @@ OutOfMemoryVerdict Example() {
   verdict.held_as_slack = MiB(8);
   verdict.mesh_frees = MiB(5);
   verdict.relocation_frees = MiB(6);
+  verdict.sleep_frees = MiB(9);
   verdict.reserved_for_others = MiB(3);
   verdict.owner_limit = OwnerShortage{"a model/k v", GiB(2), GiB(1)};
   verdict.owners = {{"weights 7 \n\"x\"", GiB(6)}, {"", Bytes(1)}};
@@ -50,6 +52,7 @@ TEST(OutOfMemoryVerdictTest, TravelsWithAStatusAndComesBackTheSame) {
   EXPECT_EQ(received->held_as_slack, sent.held_as_slack);
   EXPECT_EQ(received->mesh_frees, sent.mesh_frees);
   EXPECT_EQ(received->relocation_frees, sent.relocation_frees);
+  EXPECT_EQ(received->sleep_frees, sent.sleep_frees);
   EXPECT_EQ(received->awaited, sent.awaited);
   EXPECT_EQ(received->recent, sent.recent);
   EXPECT_EQ(received->reserved_for_others, sent.reserved_for_others);
@@ -65,6 +68,7 @@ TEST(OutOfMemoryVerdictTest, TheMessageSaysKindNumbersOwnersAndAdvice) {
         "limit of 8.00 GiB", "device has 80.00 GiB", "6.00 GiB", "wait; 12 34",
         "(awaiting streams 7, 18446744073709551615)",
         "5.00 MiB more to be had by mesh", "6.00 MiB more by relocation",
+        "9.00 MiB by sleep of other owners",
         "the last events: allocate 91.00 MiB (kv 1) 1.5 ms "
         "before, mark prefill 2"}) {
     EXPECT_THAT(text, HasSubstr(part));
@@ -180,6 +184,23 @@ TEST(DiagnoseShortageTest, NamesTheCheapestCompactionThatWouldDo) {
   facts.mesh_frees = MiB(1);
   facts.relocation_frees = Bytes(UINT64_MAX);
   EXPECT_EQ(DiagnoseShortage(facts).kind, ShortageKind::kFragmentation);
+}
+
+TEST(DiagnoseShortageTest, NamesSleepWhereNothingCheaperWouldDo) {
+  ShortageFacts facts = FullPool();
+  facts.device_free = Bytes(0);
+  facts.device_total = facts.in_use;
+  const auto verdict = [&] { return DiagnoseShortage(facts); };
+  facts.sleep_frees = facts.requested;
+  EXPECT_EQ(verdict().kind, ShortageKind::kCapacity);
+  EXPECT_EQ(verdict().sleep_frees, facts.requested);
+  EXPECT_THAT(verdict().advice, HasSubstr("put owners that rest to sleep"));
+  // As far as it suffices.
+  facts.sleep_frees = *CheckedSubtract(facts.requested, Bytes(1));
+  EXPECT_THAT(verdict().advice, Not(HasSubstr("sleep")));
+  facts.sleep_frees = facts.requested;
+  facts.reclaimable = facts.requested;
+  EXPECT_THAT(verdict().advice, HasSubstr("trim"));
 }
 
 TEST(DiagnoseShortageTest, NamesTheStreamsThatAreAwaitedMostMemoryFirst) {

@@ -400,7 +400,7 @@ TEST_P(KvCacheShareTest, VAttentionCommonPagesGoBackOnce) {
   for (const SequenceId sequence : sequences) Release(cache_.get(), sequence);
   const uint64_t held = live();
   EXPECT_EQ(cache_->GetStatistics().reclaimable, Bytes(held * 4096));
-  EXPECT_EQ(device_.memory()->Trim(), PageCount(held));
+  EXPECT_EQ(device_.memory()->Trim().pages_freed, PageCount(held));
   EXPECT_EQ(live(), 0u);
   EXPECT_TRUE(cache_->CheckInvariants().ok()) << cache_->CheckInvariants();
 }

@@ -185,7 +185,7 @@ TEST_F(KvCacheTailsTest, APageThatIsReadIsNotGivenAway) {
   EXPECT_EQ(admission.cached_tokens, kKnown);
   const uint64_t packed = cache_->GetStatistics().tails_packed;
   // Nobody writes to the store, and what is at once to be had is not there.
-  EXPECT_EQ(device_.memory()->Trim(), PageCount(0));
+  EXPECT_EQ(device_.memory()->Trim().pages_freed, PageCount(0));
   EXPECT_EQ(cache_->GetStatistics().tails_packed, packed);
   Check();
   blocked.Unblock();

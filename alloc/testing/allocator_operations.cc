@@ -410,7 +410,8 @@ absl::Status AllocatorOperations::Trim() {
     return absl::OkStatus();
   }
   const uint64_t before = allocator_->GetStatistics().mapped_bytes;
-  const uint64_t given = allocator_->Trim(Bytes(keep)).value();
+  const uint64_t given =
+      allocator_->Trim(Bytes(keep)).pages_freed.value() * kPageBytes;
   const uint64_t after = allocator_->GetStatistics().mapped_bytes;
   // Hooks may have taken some again.
   if (!hooks_re_enter_ && before - after != given) {

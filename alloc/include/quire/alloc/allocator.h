@@ -30,6 +30,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quire/alloc/allocator_breakdown.h"
 #include "quire/alloc/compaction.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/event_trace.h"
@@ -97,6 +98,9 @@ struct AllocationInfo {
   X(graph_pool_bytes, "of the mapped, what stays for graphs")
 
 struct AllocatorStatistics {
+  // Of the fields: raised with each that is added.
+  static constexpr uint32_t kVersion = 3;
+
 #define QUIRE_DECLARE_STATISTIC(name, help) uint64_t name = 0;
   QUIRE_ALLOCATOR_STATISTICS(QUIRE_DECLARE_STATISTIC)
 #undef QUIRE_DECLARE_STATISTIC
@@ -165,14 +169,18 @@ class DeviceAllocator {
   // Whether `address` lies in memory of this allocator, handed out or kept.
   // O(1), lock-free.
   bool Manages(DeviceAddress address) const;
-  // The live allocation that contains `address`. O(1).
+  // Whose memory it is: of a live allocation's address the owner that it was
+  // allocated for, of others that lie in memory of this allocator one that had
+  // it. O(1), lock-free.
+  std::optional<OwnerId> OwnerOf(DeviceAddress address) const;
+  // The live allocation that contains `address`. Takes the lock. O(1) for
+  // slots of slabs, O(log of the owner's large allocations) for those.
   std::optional<AllocationInfo> Find(DeviceAddress address) const;
 
   // Gives whole free pages back to the pool until at most `keep` bytes are
-  // cached, or only parts of slabs are left. Returns the bytes given back.
-  // Moves nothing, waits for nothing. DeviceMemory::Trim does the same and
-  // gives them on to the driver.
-  Bytes Trim(Bytes keep = Bytes(0));
+  // cached, or only parts of slabs are left. Moves nothing, waits for nothing.
+  // DeviceMemory::Trim does the same and gives them on to the driver.
+  CompactionReport Trim(Bytes keep = Bytes(0));
 
   // Lays slabs whose live slots do not overlap into one physical page and gives
   // the other pages back to the pool. No pointer changes. Copies what is live,
@@ -259,6 +267,10 @@ class DeviceAllocator {
                                 std::span<const StreamId> streams);
 
   AllocatorStatistics GetStatistics() const;
+  // By size class, stream and owner, all as of one moment. Keeps threads from
+  // their caches, and with that from allocating, while it walks: O(slots +
+  // large allocations).
+  AllocatorBreakdown CalculateStatistics() const;
   // An Allocate of so much, of the default alignment, would succeed now for the
   // owner, everything reclaimable reclaimed and every cooling page waited for.
   // One that shares the pages of its neighbours may be up to two pages longer;

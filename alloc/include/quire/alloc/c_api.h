@@ -102,9 +102,26 @@ typedef struct quire_runtime_options {
   // Of one allocation in so many bytes, drawn at random, it is remembered which
   // functions asked for it, for quire_runtime_find_leaks. Default: of none.
   uint64_t sample_interval;
+  // Parts of a limit, of each device and owner, at which pressure begins, and
+  // how much further down it ends. Default 0.85, 0.95 and 0.05.
+  double pressure_high;
+  double pressure_critical;
+  double pressure_hysteresis;
+  // Of each device: quire_memory_set_soft_limit. Default: none.
+  uint64_t soft_limit;
+  // Called where anything is still held when the runtime goes, with its last
+  // handle, by the thread that destroys that. `totals` and `text` are those of
+  // quire_runtime_find_leaks, and are gone afterwards. The runtime is going:
+  // the callback must not use it. NULL: nobody looks.
+  void (*on_leaks)(void* context, const quire_leak_totals* totals,
+                   const char* text);
+  void* leak_context;  // passed to it
 } quire_runtime_options;
-#define QUIRE_RUNTIME_OPTIONS_INIT \
-  { sizeof(quire_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define QUIRE_RUNTIME_OPTIONS_INIT                                           \
+  {                                                                          \
+    sizeof(quire_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        0, 0, 0, 0                                                           \
+  }
 
 // Opens the driver and gives every device of it a pool of pages and an
 // allocator. `options` may be NULL: all defaults. Errors:
@@ -192,13 +209,14 @@ typedef struct quire_memory_statistics {
   uint64_t asleep;      // version 3, from here on
   uint64_t asleep_on_host;
   uint64_t asleep_on_disk;
+  uint64_t soft_limit;  // version 4
 } quire_memory_statistics;
 #define QUIRE_MEMORY_STATISTICS_INIT                                           \
   {                                                                            \
     sizeof(quire_memory_statistics), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                        \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                     \
   }
-#define QUIRE_MEMORY_STATISTICS_VERSION 3
+#define QUIRE_MEMORY_STATISTICS_VERSION 4
 
 // O(1).
 QUIRE_C_FUNCTION quire_status quire_memory_get_statistics(
@@ -210,6 +228,12 @@ QUIRE_C_FUNCTION quire_status quire_memory_get_statistics(
 // up. QUIRE_INVALID_ARGUMENT for less than a page.
 QUIRE_C_FUNCTION quire_status
 quire_memory_set_limit(quire_memory* memory, uint64_t limit) QUIRE_C_NOEXCEPT;
+
+// Beyond so much that is live, cooling or quarantined the memory is under high
+// pressure at least (c_api_hooks.h); nothing is refused for its sake. 0: there
+// is none. QUIRE_INVALID_ARGUMENT for less than a page.
+QUIRE_C_FUNCTION quire_status quire_memory_set_soft_limit(
+    quire_memory* memory, uint64_t limit) QUIRE_C_NOEXCEPT;
 
 // A limit as a fraction of the device, as gpu_memory_utilization of vLLM:
 //   min(fraction * total, free - headroom)
@@ -370,7 +394,13 @@ typedef struct quire_allocation_info {
 #define QUIRE_ALLOCATION_INFO_INIT \
   { sizeof(quire_allocation_info), 0, 0, 0, 0, 0, 0 }
 
-// The live allocation that contains `address`, or QUIRE_NOT_FOUND. O(1).
+// Whose memory it is, or QUIRE_NOT_FOUND where it is none of this allocator's.
+// Of what is not live, one that had it. O(1), without a lock.
+QUIRE_C_FUNCTION quire_status
+quire_allocator_get_owner_of(const quire_allocator* allocator, uint64_t address,
+                             uint32_t* owner) QUIRE_C_NOEXCEPT;
+// The live allocation that contains `address`, or QUIRE_NOT_FOUND. O(1) for
+// small ones, O(log of the owner's large ones) for those.
 QUIRE_C_FUNCTION quire_status
 quire_allocator_find(const quire_allocator* allocator, uint64_t address,
                      quire_allocation_info* info) QUIRE_C_NOEXCEPT;

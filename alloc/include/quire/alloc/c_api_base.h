@@ -102,9 +102,11 @@ typedef struct quire_shortage {
   // Beyond held_as_slack, what mesh could free, and relocation beyond that.
   uint64_t mesh_frees;
   uint64_t relocation_frees;
+  // What sleep of others could free, with what the levels above could of it.
+  uint64_t sleep_frees;
 } quire_shortage;
 #define QUIRE_SHORTAGE_INIT \
-  { sizeof(quire_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(quire_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 // The verdict of the last call of this thread that failed. QUIRE_NOT_FOUND,
 // which does not replace that error, where the call failed for another reason.

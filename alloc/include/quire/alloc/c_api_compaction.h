@@ -46,8 +46,9 @@ QUIRE_C_FUNCTION quire_status quire_quiescent_section_begin(
 QUIRE_C_FUNCTION void quire_quiescent_section_end(
     quire_quiescent_section* section) QUIRE_C_NOEXCEPT;
 
-// ---- Mesh -------------------------------------------------------------------
+// ---- Trim -------------------------------------------------------------------
 
+// Of one pass of any kind.
 typedef struct quire_compaction_report {
   size_t size;
   uint64_t moves;  // allocations that were copied
@@ -58,6 +59,17 @@ typedef struct quire_compaction_report {
 } quire_compaction_report;
 #define QUIRE_COMPACTION_REPORT_INIT \
   { sizeof(quire_compaction_report), 0, 0, 0, 0, 0 }
+
+// quire_allocator_trim and quire_memory_trim, with all that they have to
+// report. `report` may be NULL. Listeners hear of the first.
+QUIRE_C_FUNCTION quire_status quire_allocator_trim_with_report(
+    quire_allocator* allocator, uint64_t keep,
+    quire_compaction_report* report) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION quire_status
+quire_memory_trim_with_report(quire_memory* memory, uint64_t keep_pages,
+                              quire_compaction_report* report) QUIRE_C_NOEXCEPT;
+
+// ---- Mesh -------------------------------------------------------------------
 
 typedef struct quire_mesh_options {
   size_t size;
@@ -90,15 +102,21 @@ typedef struct quire_compaction_thresholds {
   double pinned;
   // Since the last time, where no allocation has failed. Default 10.
   double least_seconds;
+  // Whatever is in use, where nothing was allocated or freed for so long, and
+  // at a time of each day, UTC, in seconds from midnight; one that ends before
+  // it begins goes on over midnight. Default: neither.
+  double idle_seconds;
+  uint32_t maintenance_begin;
+  uint32_t maintenance_end;
 } quire_compaction_thresholds;
 #define QUIRE_COMPACTION_THRESHOLDS_INIT \
-  { sizeof(quire_compaction_thresholds), 0, 0, 0 }
+  { sizeof(quire_compaction_thresholds), 0, 0, 0, 0, 0, 0 }
 
 // For every point at which the program is quiet: meshes, and gives to the
 // driver what nobody holds, where the thresholds say that it is time.
 // `thresholds` and `report` may be NULL. Errors: those of
 // quire_allocator_mesh, and QUIRE_INVALID_ARGUMENT for a threshold below 0 or
-// NaN.
+// NaN, and for what is no time of the day.
 QUIRE_C_FUNCTION quire_status quire_allocator_compact(
     quire_allocator* allocator, const quire_quiescent_section* section,
     const quire_compaction_thresholds* thresholds,

@@ -16,13 +16,14 @@ extern "C" {
 typedef int32_t quire_pressure_level;
 enum {
   QUIRE_PRESSURE_NONE = 0,
+  // Where quire_runtime_options say nothing else:
   QUIRE_PRESSURE_HIGH = 1,     // 85 % in use, until it is below 80 %
   QUIRE_PRESSURE_CRITICAL = 2  // 95 %, until it is below 90 %
 };
 
 // Of a device's memory: what is in use and not cached, against its limit; of an
-// owner, its live pages against its hard limit. Beyond its soft limit an
-// owner's pressure is high at least.
+// owner, its live pages against its hard limit. Beyond a soft limit pressure is
+// high at least.
 typedef struct quire_pressure_change {
   size_t size;
   quire_pressure_level before;

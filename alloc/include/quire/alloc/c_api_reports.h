@@ -1,5 +1,5 @@
 // The C interface of what is told of device memory, to people and to programs:
-// snapshots, marks, traces, leaks.
+// snapshots, statistics by size class, stream and owner, marks, traces, leaks.
 //
 //   quire_runtime_mark(runtime, "decode");
 //   ...
@@ -48,6 +48,94 @@ enum {
 QUIRE_C_FUNCTION quire_status quire_runtime_write_snapshot(
     quire_runtime* runtime, int32_t device, quire_snapshot_format format,
     const char* path) QUIRE_C_NOEXCEPT;
+
+// ---- What the memory of an allocator is used for ----------------------------
+
+// By size class, stream and owner, as of the moment when it was calculated.
+typedef struct quire_allocator_breakdown quire_allocator_breakdown;
+
+// Walks all slots, and keeps threads from allocating meanwhile.
+QUIRE_C_FUNCTION quire_status quire_allocator_calculate_breakdown(
+    const quire_allocator* allocator,
+    quire_allocator_breakdown** breakdown) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION void quire_allocator_breakdown_destroy(
+    quire_allocator_breakdown* breakdown) QUIRE_C_NOEXCEPT;
+
+// Rows are in order of slot size, large allocations last, and of the numbers of
+// streams and owners. What the fields mean is said in allocator_breakdown.h; in
+// rows of classes and owners, mapped = live + cached + cooling + slack.
+typedef struct quire_size_class_statistics {
+  size_t size;
+  uint32_t version;  // set by the library: of the fields that it knows
+  uint32_t padding;
+  uint64_t slot_size;  // 0: large allocations, and what lies between them
+  uint64_t slabs;
+  uint64_t live_allocations;
+  uint64_t requested_bytes;
+  uint64_t live_bytes;
+  uint64_t cached_bytes;
+  uint64_t cooling_bytes;
+  uint64_t slack_bytes;
+  uint64_t mapped_bytes;
+  double internal_fragmentation;  // (live - requested) / live
+  double external_fragmentation;  // (mapped - live) / mapped
+} quire_size_class_statistics;
+#define QUIRE_SIZE_CLASS_STATISTICS_INIT \
+  { sizeof(quire_size_class_statistics), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+typedef struct quire_stream_statistics {
+  size_t size;
+  uint32_t version;  // set by the library: of the fields that it knows
+  uint32_t padding;
+  uint64_t stream;  // 0: none, or one of too many to be told apart
+  uint64_t live_allocations;
+  uint64_t requested_bytes;
+  uint64_t live_bytes;
+  uint64_t thread_cached_bytes;
+  uint64_t cooling_bytes;
+  uint64_t shared_cooling_bytes;
+} quire_stream_statistics;
+#define QUIRE_STREAM_STATISTICS_INIT \
+  { sizeof(quire_stream_statistics), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+typedef struct quire_owner_use_statistics {
+  size_t size;
+  uint32_t version;  // set by the library: of the fields that it knows
+  uint32_t owner;
+  uint64_t live_allocations;
+  uint64_t requested_bytes;
+  uint64_t live_bytes;
+  uint64_t cached_bytes;
+  uint64_t cooling_bytes;
+  uint64_t slack_bytes;
+  uint64_t mapped_bytes;
+  uint64_t slabs;
+  uint64_t asleep_bytes;
+  uint64_t graph_pool_bytes;
+  double internal_fragmentation;
+  double external_fragmentation;
+} quire_owner_use_statistics;
+#define QUIRE_OWNER_USE_STATISTICS_INIT                                        \
+  {                                                                            \
+    sizeof(quire_owner_use_statistics), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        0                                                                      \
+  }
+#define QUIRE_ALLOCATOR_BREAKDOWN_VERSION 1
+
+// Each of the counts may be NULL. QUIRE_INVALID_ARGUMENT for an index that is
+// not below its count.
+QUIRE_C_FUNCTION quire_status quire_allocator_breakdown_get_counts(
+    const quire_allocator_breakdown* breakdown, uint64_t* classes,
+    uint64_t* streams, uint64_t* owners) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION quire_status quire_allocator_breakdown_get_class(
+    const quire_allocator_breakdown* breakdown, uint64_t index,
+    quire_size_class_statistics* statistics) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION quire_status quire_allocator_breakdown_get_stream(
+    const quire_allocator_breakdown* breakdown, uint64_t index,
+    quire_stream_statistics* statistics) QUIRE_C_NOEXCEPT;
+QUIRE_C_FUNCTION quire_status quire_allocator_breakdown_get_owner(
+    const quire_allocator_breakdown* breakdown, uint64_t index,
+    quire_owner_use_statistics* statistics) QUIRE_C_NOEXCEPT;
 
 // ---- Marks and traces -------------------------------------------------------
 

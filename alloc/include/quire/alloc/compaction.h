@@ -8,8 +8,10 @@
 #ifndef QUIRE_ALLOC_COMPACTION_H_
 #define QUIRE_ALLOC_COMPACTION_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -105,9 +107,9 @@ enum class CompactionLevel : uint8_t {
 };
 const char* CompactionLevelName(CompactionLevel level);  // "trim", ...
 
-// Told of compactions. Called without a lock by the thread that compacts. After
-// each BeforeCompaction comes an AfterCompaction, after an error too; the
-// report is of what was done.
+// Told of compactions. Called without a lock of the allocator's or the memory's
+// by the thread that compacts. After each BeforeCompaction comes an
+// AfterCompaction, after an error too; the report is of what was done.
 class CompactionListener {
  public:
   virtual ~CompactionListener() = default;
@@ -130,6 +132,11 @@ struct CompactionFacts {
   Bytes pool_in_use;
   uint64_t failed_allocations = 0;  // since the last compaction
   double seconds_since_last = 0.0;  // infinite before the first
+  // Nothing was allocated or freed for at least so long: it is looked at when
+  // Compact is called, so 0 at the first call after something was.
+  double seconds_idle = 0.0;
+  // Now, for policies that go by the clock on the wall.
+  std::chrono::system_clock::time_point time;
 };
 
 // Decides what DeviceAllocator::Compact does at a quiescent point.
@@ -143,12 +150,26 @@ class CompactionPolicy {
 
 // Trims where the pool is nearly used up or an allocation has failed; meshes
 // where moreover a good part of what is mapped lies free between live slots.
+// The same where nobody is kept waiting: while the program is idle, and at a
+// time of the day that was set aside for it.
 class ThresholdPolicy final : public CompactionPolicy {
  public:
+  // Times of each day, UTC, in seconds from midnight, `end` not included. One
+  // that ends before it begins goes on over midnight; where both are equal
+  // there is none.
+  struct DailyWindow {
+    uint32_t begin = 0;
+    uint32_t end = 0;
+    bool Contains(std::chrono::system_clock::time_point time) const;
+  };
   struct Thresholds {
     double pool_in_use = 0.85;     // of its limit
     double pinned = 0.10;          // of the mapped memory
     double least_interval = 10.0;  // seconds; not after a failure
+    // Whatever is in use of the pool: seconds of which nothing was allocated or
+    // freed, and a time of the day. By default, neither.
+    double idle = std::numeric_limits<double>::infinity();
+    DailyWindow maintenance = {};
   };
   ThresholdPolicy() = default;
   explicit ThresholdPolicy(const Thresholds& thresholds)

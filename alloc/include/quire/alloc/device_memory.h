@@ -52,6 +52,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quire/alloc/compaction.h"
 #include "quire/alloc/driver.h"
 #include "quire/alloc/event_trace.h"
 #include "quire/alloc/fence.h"
@@ -106,6 +107,9 @@ class PageReclaimer {
     PageCount relocation;  // beyond mesh
   };
   virtual CompactionEstimate EstimateCompaction() const { return {}; }
+  // Whether BeforeSleep would have nothing against it now. Same rules as
+  // Reclaim.
+  virtual bool CanSleep(OwnerId /*owner*/) const { return true; }
   // How many Reclaim could give now. For verdicts and Trim. O(1). Same rules.
   virtual PageCount Reclaimable() const = 0;
   // Names the cache in verdicts: "parked KV ranges".
@@ -173,6 +177,8 @@ struct DeviceMemoryOptions {
   PageCount prepare_ahead;
   // When pressure begins and ends.
   PressureThresholds pressure;
+  // SetSoftLimit. 0: none.
+  Bytes soft_limit;
   // Told of commits, decommits and failures; null: nobody. Outlives the memory.
   EventTrace* trace = nullptr;
 };
@@ -201,6 +207,7 @@ struct DeviceMemoryOptions {
   X(Bytes, peak_in_use, "largest in_use so far")                           \
   X(Bytes, peak_live, "largest live so far")                               \
   X(Bytes, over_limit, "in_use beyond the limit, after it was lowered")    \
+  X(Bytes, soft_limit, "beyond it there is pressure; 0: there is none")    \
   X(Bytes, growable, "in_use may still grow by this much: limit - in_use") \
   X(uint64_t, pages_created, "pages created by the driver so far")         \
   X(uint64_t, pages_released, "pages given back to the driver so far")     \
@@ -208,6 +215,9 @@ struct DeviceMemoryOptions {
   X(uint64_t, commits_from_cache, "of these, without creating a page")
 
 struct DeviceMemoryStatistics {
+  // Of the fields: raised with each that is added.
+  static constexpr uint32_t kVersion = 4;
+
 #define QUIRE_DECLARE_STATISTIC(type, name, help) type name = type();
   QUIRE_DEVICE_MEMORY_STATISTICS(QUIRE_DECLARE_STATISTIC)
 #undef QUIRE_DECLARE_STATISTIC
@@ -344,9 +354,10 @@ class DeviceMemory {
   // refuses.
   absl::Status Prepare(PageCount count);
   // Gives cached handles back to the driver until at most `keep` are left, what
-  // has cooled and what reclaimers hold included. Returns the pages given back.
-  // Waits for nothing.
-  PageCount Trim(PageCount keep = PageCount(0));
+  // has cooled and what reclaimers hold included. Waits for nothing. Callers
+  // may hold locks that hooks take, so listeners are told by the layer above
+  // (DeviceAllocator::Trim and Compact).
+  CompactionReport Trim(PageCount keep = PageCount(0));
 
   // ---- Limits ----
   // May change at any time, also to less than is in use: nothing is taken from
@@ -355,6 +366,11 @@ class DeviceMemory {
   //
   // The most that in_use may be. Error: kInvalidArgument for less than a page.
   absl::Status SetLimit(Bytes limit);
+  // Beyond so much that is live, cooling or quarantined the memory is under
+  // high pressure at least, for hooks to do something about it: nothing is
+  // refused for its sake. 0: there is none. Error: kInvalidArgument for less
+  // than a page. It may be above the limit, and means nothing then.
+  absl::Status SetSoftLimit(Bytes limit);
   // Errors: kInvalidArgument for limits that contradict each other or hold no
   // page, and for owners out of bounds; kFailedPrecondition for a reserved
   // minimum that the limit of this memory does not allow any more, given what

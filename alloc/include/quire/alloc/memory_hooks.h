@@ -37,8 +37,8 @@ struct PressureThresholds {
 };
 
 // Of a device memory: live, cooling and quarantined pages against its limit; of
-// an owner, its live pages against its hard limit. Beyond its soft limit an
-// owner's pressure is high at least.
+// an owner, its live pages against its hard limit. Beyond a soft limit pressure
+// is high at least.
 struct PressureChange {
   std::optional<OwnerId> owner;  // none: of the device memory
   PressureLevel before;

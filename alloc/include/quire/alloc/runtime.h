@@ -4,6 +4,7 @@
 #ifndef QUIRE_ALLOC_RUNTIME_H_
 #define QUIRE_ALLOC_RUNTIME_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,8 @@
 
 namespace quire {
 
+struct LeakReport;
+
 struct RuntimeOptions {
   Bytes page_size = MiB(2);
   // Physical memory that Quire may use on each device; 0: what is free there.
@@ -28,12 +31,21 @@ struct RuntimeOptions {
   PageCount prepare_ahead;
   // Events kept for reports; 0 switches the trace off.
   size_t trace_capacity = 16384;
+  // Of each device: when its pressure and that of owners begins and ends, and
+  // DeviceMemory::SetSoftLimit.
+  PressureThresholds pressure;
+  Bytes soft_limit;
   // Told of the compactions of the allocators; null: nobody. Outlives the
   // runtime.
   CompactionListener* listener = nullptr;
   // DeviceAllocatorOptions: callers of one allocation in so many bytes; 0: of
   // none.
   Bytes sample_interval;
+  // Called where anything is still held when a runtime ends, with all of it
+  // (leak_report.h), and when a view ends, with what its owners hold. By the
+  // thread that ends it, without a lock, while everything is still there. Null:
+  // nobody looks.
+  std::function<void(const std::vector<LeakReport>&)> on_leaks;
 };
 
 class Runtime {
@@ -46,7 +58,8 @@ class Runtime {
   // they can be limited, or put to sleep, as one. `base` outlives it.
   static std::unique_ptr<Runtime> CreateView(Runtime* base,
                                              const std::string& owner);
-  // In a forked child the devices are left to the parent.
+  // What is still held is told to RuntimeOptions::on_leaks. In a forked child
+  // nothing is told, and the devices are left to the parent.
   ~Runtime();
 
   Driver* driver() const {
@@ -79,12 +92,14 @@ class Runtime {
     std::unique_ptr<DeviceAllocator> allocator;  // destroyed first
   };
   Runtime() = default;
+  void ReportLeaks();
 
   // Destroyed from the bottom up: the devices before the driver under them.
   std::unique_ptr<Driver> driver_;
   OwnerRegistry owners_;
   std::unique_ptr<EventTrace> trace_;
   std::vector<Device> devices_;
+  std::function<void(const std::vector<LeakReport>&)> on_leaks_;
 
   // Of a view, which has nothing else.
   Runtime* base_ = nullptr;

@@ -73,6 +73,10 @@ struct OutOfMemoryVerdict {
   Bytes held_as_slack;
   Bytes mesh_frees;
   Bytes relocation_frees;
+  // What sleep of others would free: the live pages of every owner that can be
+  // put to sleep without the one that asks. What the levels above would free of
+  // these is in it again.
+  Bytes sleep_frees;
   // Kept free for other owners, which have less than their reserved minimum.
   Bytes reserved_for_others;
   // Of kLimit: whose limit it is; none where it is that of the device memory.
@@ -104,6 +108,7 @@ struct ShortageFacts {
   Bytes reclaimable;
   Bytes mesh_frees;
   Bytes relocation_frees;
+  Bytes sleep_frees;
   // Of the whole device, as its driver sees it; `headroom` of what is free is
   // not to be touched.
   Bytes device_free;
