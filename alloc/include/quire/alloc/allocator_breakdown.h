@@ -65,7 +65,7 @@ struct SizeClassStatistics {
 };
 
 struct StreamStatistics {
-  // StreamId(): none, and those beyond the first 127 of an allocator, whose
+  // StreamId(): none, and those beyond the first 63 of an allocator, whose
   // slots do not tell them apart.
   StreamId stream;
   QUIRE_STREAM_STATISTICS(QUIRE_DECLARE_STATISTIC)
