@@ -138,6 +138,8 @@ class PlanTest(VerbCase):
             ["bash", "-c", 'ulimit -v 2000000; exec "$@"', "bash", QUIRE,
              "plan", str(golden_case("gptq")), "--device-memory", "80GiB",
              "--json"], capture_output=True, text=True, timeout=60)
+        if "AddressSanitizer failed to allocate" in result.stderr:
+            self.skipTest("AddressSanitizer itself needs more addresses")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertTrue(json.loads(result.stdout)["fits"])
 
