@@ -216,7 +216,8 @@ std::string OutOfMemoryVerdict::ToString() const {
     text += ", " + FormatBytes(relocation_frees) + " more by relocation";
   }
   if (!sleep_frees.zero()) {
-    text += ", " + FormatBytes(sleep_frees) + " by sleep of other owners";
+    text +=
+        ", " + FormatBytes(sleep_frees) + " of other owners that could sleep";
   }
   if (!reserved_for_others.zero()) {
     text += ", " + FormatBytes(reserved_for_others) + " reserved for others";

@@ -68,7 +68,7 @@ TEST(OutOfMemoryVerdictTest, TheMessageSaysKindNumbersOwnersAndAdvice) {
         "limit of 8.00 GiB", "device has 80.00 GiB", "6.00 GiB", "wait; 12 34",
         "(awaiting streams 7, 18446744073709551615)",
         "5.00 MiB more to be had by mesh", "6.00 MiB more by relocation",
-        "9.00 MiB by sleep of other owners",
+        "9.00 MiB of other owners that could sleep",
         "the last events: allocate 91.00 MiB (kv 1) 1.5 ms "
         "before, mark prefill 2"}) {
     EXPECT_THAT(text, HasSubstr(part));

@@ -124,6 +124,15 @@ class PlanTest(VerbCase):
         result = run("plan", self.folder)
         self.assertEqual(result.returncode, 1)
         self.assertIn("mamba2", result.stderr)
+        self.assertIn("deepseek_v3", result.stderr)  # among those that are known
+        (self.folder / "config.json").write_text(json.dumps(
+            {"model_type": "gemma2", "num_hidden_layers": -5}))
+        result = run("plan", self.folder)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("num_hidden_layers", result.stderr)
+        result = run("plan", "qwen3-8c")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("qwen3-8b", result.stderr)
 
     def test_the_formula_of_a_model_that_runs_is_printed(self):
         case = golden_case("gptq")

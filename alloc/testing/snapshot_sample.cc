@@ -54,6 +54,13 @@ absl::Status Work(Runtime* runtime, MemorySnapshotOptions* options) {
   return runtime->driver()->SynchronizeStream(stream);
 }
 
+absl::Status WriteFile(const std::string& path, const std::string& contents) {
+  std::ofstream file(path, std::ios::binary);
+  file << contents << std::flush;
+  if (file.good()) return absl::OkStatus();
+  return absl::UnavailableError("cannot write " + path);
+}
+
 absl::Status Write(const std::string& folder) {
   HostDriverOptions device;
   device.granularity = KiB(64);
@@ -69,10 +76,10 @@ absl::Status Write(const std::string& folder) {
   const nlohmann::json snapshot = BuildMemorySnapshot(*runtime, options);
   QUIRE_ASSIGN_OR_RETURN(const std::string pickle,
                          RenderPyTorchSnapshot(snapshot));
-  std::ofstream(folder + "/snapshot.pickle", std::ios::binary) << pickle;
-  std::ofstream(folder + "/snapshot.json")
-      << snapshot.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(WriteFile(folder + "/snapshot.pickle", pickle));
+  return WriteFile(
+      folder + "/snapshot.json",
+      snapshot.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 }  // namespace

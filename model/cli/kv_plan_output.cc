@@ -69,7 +69,8 @@ std::string KvFormulaText(const std::vector<KvKindSize>& kinds) {
 }
 
 std::string KvLayoutsText(const KvLayoutChoice& layouts) {
-  return absl::StrCat("\n", FormatLayoutChoice(layouts), layouts.reason, "\n");
+  return absl::StrCat("\n", FormatLayoutChoice(layouts),
+                      "* --layers-per-row auto takes ", layouts.reason, "\n");
 }
 
 json KvPlanJson(const KvPlan& plan, const SessionOptions& options) {
@@ -81,7 +82,7 @@ json KvPlanJson(const KvPlan& plan, const SessionOptions& options) {
                        {"sequences", length.sequences}});
   return {{"decodes", false},
           {"why_not_decoded", plan.why_not_decoded},
-          {"fits", false},
+          {"fits", plan.fits ? json(*plan.fits) : json()},
           {"model_type", plan.model_type},
           {"device_memory", plan.device_memory.value()},
           {"usable", plan.usable.value()},
@@ -98,8 +99,8 @@ std::string KvPlanText(const KvPlan& plan) {
   const auto line = [&text](const char* title, const std::string& value) {
     absl::StrAppendFormat(&text, "%-18s %s\n", title, value);
   };
-  line("model", absl::StrCat(plan.model_type,
-                             ", which cannot be run: ", plan.why_not_decoded));
+  line("model",
+       absl::StrCat(plan.model_type, ", planned only: ", plan.why_not_decoded));
   line("device",
        absl::StrFormat("%s, %s of it usable in pages of %s",
                        FormatBytes(plan.device_memory),
@@ -120,6 +121,7 @@ std::string KvPlanText(const KvPlan& plan) {
                           length.kept.value(), length.mapped.value(),
                           length.sequences);
   absl::StrAppend(&text, KvLayoutsText(plan.layouts));
+  if (plan.fits) text += *plan.fits ? "\nIt fits.\n" : "\nIt does not fit.\n";
   return text;
 }
 

@@ -271,7 +271,7 @@ absl::Status PlanWithoutDecoder(const PlanOptions& options,
   if (checkpoint.format() == CheckpointFormat::kGguf) return refusal;
   const absl::StatusOr<KvConfig> config =
       ParseKvConfig(checkpoint.config(), checkpoint.folder() + "/config.json");
-  if (!config.ok()) return refusal;
+  QUIRE_RETURN_IF_ERROR(config.status());
   return PrintKvPlan(options, *config,
                      checkpoint.tensors().empty()
                          ? std::nullopt
@@ -280,11 +280,19 @@ absl::Status PlanWithoutDecoder(const PlanOptions& options,
 }
 
 absl::Status Plan(PlanOptions options) {
-  std::error_code ignored;
+  std::error_code error;
+  const bool exists = std::filesystem::exists(options.model, error);
   const PublishedModel* const published =
-      std::filesystem::exists(options.model, ignored)
-          ? nullptr
-          : FindPublishedModel(options.model);
+      exists ? nullptr : FindPublishedModel(options.model);
+  if (!exists && !error && published == nullptr) {
+    return absl::NotFoundError(absl::StrCat(
+        Quoted(options.model),
+        " is no file or folder, and no published model that is known; known: ",
+        absl::StrJoin(PublishedModels(), ", ",
+                      [](std::string* names, const PublishedModel& model) {
+                        absl::StrAppend(names, model.name);
+                      })));
+  }
   if (published != nullptr) {
     QUIRE_ASSIGN_OR_RETURN(const KvConfig config, published->ParseKv());
     options.session.adapters = NameAdapters(options.adapters);

@@ -85,10 +85,12 @@ absl::StatusOr<KvPlan> PlanKv(const KvConfig& config,
                               std::optional<Bytes> weights,
                               std::string why_not_decoded,
                               const SessionOptions& options) {
-  if (options.placement.in_use() || !options.adapters.empty())
-    return absl::InvalidArgumentError(absl::StrCat(
-        "only a model that is run has parts to place and takes adapters: ",
-        why_not_decoded));
+  if (options.placement.in_use() || !options.adapters.empty() ||
+      options.weights.quantization != LoadQuantization::kNone)
+    return absl::InvalidArgumentError(
+        absl::StrCat("only a model that is run has parts to place, takes "
+                     "adapters and is quantised: ",
+                     why_not_decoded));
   QUIRE_RETURN_IF_ERROR(options.Validate());
   KvPlan plan;
   plan.model_type = config.model_type;
@@ -110,13 +112,16 @@ absl::StatusOr<KvPlan> PlanKv(const KvConfig& config,
                          ChooseKvLayout(shape, options, plan.max_model_len));
   QUIRE_ASSIGN_OR_RETURN(const LayersInRow row,
                          LayersPerRow(shape, options, plan.max_model_len));
-  plan.layers_per_row = row.layers;
   QUIRE_ASSIGN_OR_RETURN(const KvLayout layout,
                          KvLayout::Create(shape, row.layers));
   plan.token = layout.TokenBytes();
   plan.kinds = SizesByKind(layout);
+  for (const KvKindSize& size : plan.kinds)
+    plan.layers_per_row =
+        std::max(plan.layers_per_row, std::min(row.layers, size.layers));
   for (const uint64_t tokens : PlannedLengths(plan.max_model_len))
     plan.lengths.push_back(PlanLength(layout, tokens, plan));
+  if (weights) plan.fits = plan.lengths.front().sequences > 0;
   return plan;
 }
 

@@ -40,7 +40,7 @@ TEST(KvPlanTest, LayersWithWindowsAreAKindOfTheirOwn) {
   const KvPlan plan = Plan(ConfigOf("gpt-oss-20b"), Options());
   EXPECT_EQ(plan.why_not_decoded, "it is only a plan");
   EXPECT_EQ(plan.token, Bytes(49'152));
-  EXPECT_EQ(plan.layers_per_row, 24u);
+  EXPECT_EQ(plan.layers_per_row, 12u);
   ASSERT_EQ(plan.kinds.size(), 2u);
   for (const KvKindSize& kind : plan.kinds) {
     EXPECT_EQ(kind.layers, 12u);
@@ -98,7 +98,11 @@ TEST(KvPlanTest, WhatWeightsLeaveIsForSequences) {
   EXPECT_EQ(free.kv, free.usable);
   const KvPlan beside = Plan(config, Options(), GiB(13));
   EXPECT_EQ(SaturatingAdd(beside.kv, GiB(13)), beside.usable);
-  EXPECT_EQ(Plan(config, Options(), GiB(100)).lengths.back().sequences, 0u);
+  EXPECT_EQ(beside.fits, true);
+  EXPECT_EQ(free.fits, std::nullopt);
+  const KvPlan none = Plan(config, Options(), GiB(100));
+  EXPECT_EQ(none.lengths.back().sequences, 0u);
+  EXPECT_EQ(none.fits, false);
 }
 
 TEST(KvPlanTest, ALimitOfTokensIsKeptInEveryLayerThatSeesMore) {
@@ -144,6 +148,9 @@ TEST(KvPlanTest, OptionsThatItCannotHaveAreErrors) {
   options = Options();
   options.adapters = {{"a", "folder"}};
   expect(options, "adapters");
+  options = Options();
+  options.weights.quantization = LoadQuantization::kNf4;
+  expect(options, "quantised");
   options = Options();
   options.kv_limit = {.max_tokens = 4, .sinks = 4};
   expect(options, "--max-cache-len 4");

@@ -53,10 +53,14 @@ struct KvPlan {
 
   std::vector<KvKindSize> kinds;
   Bytes token;                  // of all layers
-  uint32_t layers_per_row = 0;  // of the KV layout
+  // Of the KV layout: at most those of the kind that has most of them.
+  uint32_t layers_per_row = 0;
   KvLayoutChoice layouts;       // that there are, and their waste
   uint64_t max_model_len = 0;
   std::vector<KvLengthPlan> lengths;
+  // Whether there is room for a sequence beside the weights; nullopt where
+  // nobody knows what these are.
+  std::optional<bool> fits;
 };
 
 // Of a model that is not run here, for the reason given. Errors are those of
