@@ -10,13 +10,11 @@
 namespace quire {
 namespace {
 
-// The first slabs of a class: so many bytes, and so many slots, at least. There
-// are two, and of large slots one, since more, or longer ones, take room from
-// large allocations that these then have to make detours for, and cannot be
-// laid over each other.
+// The first slab of a class: so many bytes, and so many slots, at least. There
+// is one, since records of a few slots lie side by side, and two threads that
+// have slots of it write to the same cache lines.
 constexpr uint64_t kSmallSlabBytes = 64 << 10;
 constexpr uint64_t kSmallSlabSlots = 4;
-constexpr uint64_t kSmallSlabs = 2;
 
 // Comebacks in a row that make a class keep its slab, and how many slabs may be
 // made, of any class, before one is no comeback any more, or has not been used
@@ -313,10 +311,7 @@ uint64_t OwnerHeap::SmallSlabBytes(int size_class, Bytes alignment) const {
   if (alignment.value() > kPieceGrain) return 0;
   const uint64_t slot_size = classes_.slot_size(size_class).value();
   const uint64_t bytes = std::max(kSmallSlabBytes, kSmallSlabSlots * slot_size);
-  const uint64_t slabs = states_[size_class].slabs;
-  if (slabs >= kSmallSlabs || bytes > page_bytes_ / (slabs == 0 ? 4 : 8)) {
-    return 0;
-  }
+  if (states_[size_class].slabs > 0 || bytes > page_bytes_ / 4) return 0;
   return bytes;
 }
 

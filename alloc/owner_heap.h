@@ -159,9 +159,9 @@ class OwnerHeap {
   // From prepared pages only (DeviceMemory::TryMakeRange). AddSlab makes a slab
   // of `pages` pages, its class's number or fewer.
   absl::Status AddSlab(int size_class, uint64_t pages);
-  // The bytes of the next slab of a class where that is less than a page, as
-  // the first few are; 0 where it is not, since there are more, or slots are
-  // too large, or are to be aligned to more than such a slab is.
+  // The bytes of the first slab of a class, which is less than a page; 0 where
+  // there is one already, or slots are too large for that, or are to be aligned
+  // to more than such a slab is.
   uint64_t SmallSlabBytes(int size_class, Bytes alignment) const;
   // Whether bytes for a slab of its own are to be had without a page.
   bool HasRoomFor(uint64_t bytes) const {
