@@ -2,11 +2,10 @@
 //
 // Before an owner's pages go, so does what is free of them, and what cools
 // between live memory is waited for: what is left is live, or free and between
-// what is. From then on its heap is asleep: nobody is
-// handed anything of it, its caches of threads stay stopped, and what is freed
-// is free at once, since nobody can be using it. DeviceMemory does the rest,
-// and says when: to all allocators that work with it, whoever put the owner to
-// sleep or woke it.
+// what is. From then on its heap is asleep: nobody is handed anything of it,
+// its caches of threads stay stopped, and what is freed is free at once, since
+// nobody can be using it. DeviceMemory does the rest, and says when: to all
+// allocators that work with it, whoever put the owner to sleep or woke it.
 
 #include <algorithm>
 #include <optional>
@@ -164,8 +163,7 @@ absl::Status DeviceAllocator::Impl::AwaitCooling(
     if (!CanCool(falls_asleep)) {
       return absl::FailedPreconditionError(
           "memory that was freed on a stream lies between what is to sleep, "
-          "and "
-          "the driver cannot tell when the stream is done with it");
+          "and the driver cannot tell when the stream is done with it");
     }
   }
 }

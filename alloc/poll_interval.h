@@ -1,6 +1,6 @@
 // How often streams are asked while nothing but time helps: at intervals that
-// grow, since none of them can be waited for alone and nobody knows which is done
-// first.
+// grow, since none of them can be waited for alone and nobody knows which is
+// done first.
 
 #ifndef QUIRE_ALLOC_POLL_INTERVAL_H_
 #define QUIRE_ALLOC_POLL_INTERVAL_H_
