@@ -1,6 +1,7 @@
 #include "model/ops/code_values.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -108,6 +109,25 @@ const std::array<float, 16>& NibbleValues(CodeKind kind) {
   return kind == CodeKind::kUint4 ? kUint4Values
          : kind == CodeKind::kNf4 ? kNf4Levels
                                   : kF4E2M1Values;
+}
+
+const F8E4M3Tables& F8E4M3Tables::Get() {
+  static const F8E4M3Tables kTables = [] {
+    F8E4M3Tables tables = {};
+    for (size_t code = 0; code < tables.low.size(); ++code) {
+      const auto bits =
+          std::bit_cast<uint32_t>(F8E4M3Value(static_cast<uint8_t>(code)));
+      tables.low[code] = static_cast<uint8_t>(bits >> 16);
+      tables.high[code] = static_cast<uint8_t>(bits >> 24);
+    }
+    for (size_t i = 0; i < 32; ++i) {
+      std::array<uint8_t, 64>& spread = tables.spread[i / 16];
+      spread[i % 16 * 4 + 2] = static_cast<uint8_t>(i);
+      spread[i % 16 * 4 + 3] = static_cast<uint8_t>(64 + i);
+    }
+    return tables;
+  }();
+  return kTables;
 }
 
 void DecodeCodes(CodeKind kind, const uint8_t* codes, size_t count,

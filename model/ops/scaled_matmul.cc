@@ -103,12 +103,14 @@ HWY_INLINE void DecodeBlock(const Codes& codes, const uint8_t* data,
   const VF scale = hn::Set(d, grid.scales(row)[column]);
   if constexpr (kZeros) {
     const VF zero = hn::Set(d, grid.zeros(row)[column]);
-    codes.Decode(data, [&](size_t i, VF values) HWY_ATTR {
-      use(i, hn::Mul(hn::Sub(values, zero), scale));
-    });
+    codes.Decode(
+        data,
+        [&](VF values)
+            HWY_ATTR { return hn::Mul(hn::Sub(values, zero), scale); },
+        use);
   } else {
-    codes.Decode(data, [&](size_t i, VF values)
-                           HWY_ATTR { use(i, hn::Mul(values, scale)); });
+    codes.Decode(
+        data, [&](VF values) HWY_ATTR { return hn::Mul(values, scale); }, use);
   }
 }
 

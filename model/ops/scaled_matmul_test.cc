@@ -236,6 +236,51 @@ TEST(ScaledMatMulTest, EveryKindAndBlockMatchesTheDefinition) {
   });
 }
 
+// A row for each code, in one place of it; that place alone is asked for.
+TEST(ScaledMatMulTest, EveryCodeInEveryPlaceIsItsExactValue) {
+  ForEachTarget([] {
+    ThreadPool pool(1);
+    constexpr size_t kColumns = 71;
+    for (const CodeKind kind : kKinds) {
+      SCOPED_TRACE(CodeKindName(kind));
+      const size_t bits = static_cast<size_t>(CodeBits(kind));
+      const size_t rows = size_t{1} << bits;
+      const float scale = 1;
+      ScaledMatrix matrix;
+      matrix.kind = kind;
+      matrix.out_features = matrix.block_rows = rows;
+      matrix.in_features = matrix.block_columns = kColumns;
+      matrix.row_bytes = (kColumns * bits + 7) / 8;
+      matrix.scales = &scale;
+      for (size_t place = 0; place < kColumns; ++place) {
+        std::vector<uint8_t> codes(rows * matrix.row_bytes, 0);
+        for (size_t code = 0; code < rows; ++code)
+          codes[code * matrix.row_bytes + place * bits / 8] =
+              static_cast<uint8_t>(code << place * bits % 8);
+        matrix.codes = codes.data();
+        std::vector<float> input(2 * kColumns, 0.0f);
+        input[place] = 1;
+        input[kColumns + place] = -3;
+        for (const size_t tokens : {1, 2}) {
+          std::vector<float> output(tokens * rows);
+          MatMul(matrix, input.data(), tokens, output.data(), &pool);
+          for (size_t i = 0; i < output.size(); ++i) {
+            const size_t code = i % rows;
+            const float factor = i < rows ? 1 : -3;
+            if (kind == CodeKind::kF8E4M3 && (code & 0x7F) == 0x7F) {
+              ASSERT_TRUE(std::isnan(output[i])) << code << " at " << place;
+            } else {
+              const double value = ValueOf(kind, static_cast<int>(code));
+              ASSERT_EQ(output[i], static_cast<float>(value) * factor)
+                  << code << " at " << place;
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST(ScaledMatMulTest, ScalesOfEveryTypeAreRead) {
   std::mt19937 random(6);
   ThreadPool pool(1);
