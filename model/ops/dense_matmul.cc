@@ -14,7 +14,7 @@
 #include <cstring>
 
 #include "model/ops/padded_input.h"
-#include "model/ops/row_prefetch.h"
+#include "model/ops/row_streams.h"
 #include "quire/loader/dtype.h"
 #include "quire/model/ops.h"
 #include "quire/model/thread_pool.h"
@@ -39,11 +39,12 @@ constexpr int kRowsForOneToken = 8;
 constexpr int kRowsForTokens = kPanelStepRows;
 constexpr int kTokens = kPanelStepTokens;
 
-// output[t * output_stride + r] for kR rows and kT tokens.
+// output[t * output_stride + r * step] for kT tokens and the kR rows that are
+// `step` apart from the first one.
 // REQUIRES: input is padded with zeros to a multiple of the block.
 template <class Decoder, int kR, int kT>
-HWY_NOINLINE void DotRows(const Rows& rows, const Input& input, float* output,
-                          size_t output_stride) {
+HWY_NOINLINE void DotRows(const Rows& rows, size_t step, const Input& input,
+                          float* output, size_t output_stride) {
   const DF d;
   VF sums[kR][kT];
   for (auto& row : sums)
@@ -59,42 +60,43 @@ HWY_NOINLINE void DotRows(const Rows& rows, const Input& input, float* output,
     });
   };
 
-  const size_t group = kR * rows.row_bytes;
-  RowPrefetch prefetch(rows.data + group, group);
+  const size_t stride = step * rows.row_bytes;
   const size_t blocks = rows.columns / Decoder::kElements;
   for (size_t block = 0; block < blocks; ++block) {
     const uint8_t* const data = rows.data + block * Decoder::kBytes;
-    for (int r = 0; r < kR; ++r) add_block(block, r, data + r * rows.row_bytes);
-    prefetch.Advance(kR * Decoder::kBytes);
+    for (int r = 0; r < kR; ++r) {
+      PrefetchStream(data + r * stride, Decoder::kBytes);
+      add_block(block, r, data + r * stride);
+    }
   }
   const size_t rest = rows.row_bytes - blocks * Decoder::kBytes;
   if (rest > 0) {
     for (int r = 0; r < kR; ++r) {
       // Beyond the row there may be nothing to read.
       alignas(4) uint8_t padded[Decoder::kBytes] = {};
-      std::memcpy(padded,
-                  rows.data + r * rows.row_bytes + blocks * Decoder::kBytes,
+      std::memcpy(padded, rows.data + r * stride + blocks * Decoder::kBytes,
                   rest);
       add_block(blocks, r, padded);
     }
   }
   for (int r = 0; r < kR; ++r)
     for (int t = 0; t < kT; ++t)
-      output[t * output_stride + r] = SumLanes(d, sums[r][t]);
+      output[t * output_stride + r * step] = SumLanes(d, sums[r][t]);
 }
 
-// `kR` rows at a time, then one.
+// kR streams of rows (row_streams.h), then one row at a time.
 template <class Decoder, int kR, int kT>
 HWY_INLINE void DotAllRows(Rows rows, size_t count, const Input& input,
                            float* output, size_t output_stride) {
-  size_t r = 0;
-  for (; r + kR <= count; r += kR) {
-    DotRows<Decoder, kR, kT>(rows, input, output + r, output_stride);
-    rows.data += kR * rows.row_bytes;
+  const uint8_t* const first = rows.data;
+  const size_t length = count / kR;
+  for (size_t r = 0; r < length; ++r) {
+    rows.data = first + r * rows.row_bytes;
+    DotRows<Decoder, kR, kT>(rows, length, input, output + r, output_stride);
   }
-  for (; r < count; ++r) {
-    DotRows<Decoder, 1, kT>(rows, input, output + r, output_stride);
-    rows.data += rows.row_bytes;
+  for (size_t r = length * kR; r < count; ++r) {
+    rows.data = first + r * rows.row_bytes;
+    DotRows<Decoder, 1, kT>(rows, 1, input, output + r, output_stride);
   }
 }
 

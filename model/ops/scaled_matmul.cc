@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "model/ops/padded_input.h"
-#include "model/ops/row_prefetch.h"
+#include "model/ops/row_streams.h"
 #include "model/ops/scaled_grid.h"
 #include "quire/model/ops.h"
 #include "quire/model/thread_pool.h"
@@ -54,10 +54,10 @@ class RowScales {
   }
   const float* zeros(size_t row) const { return zeros_.get() + row * columns_; }
 
-  // REQUIRES: count <= kRowsAtOnce.
-  void Decode(size_t first, size_t count) {
+  // Of `count` rows that are `step` apart. REQUIRES: count <= kRowsAtOnce.
+  void Decode(size_t first, size_t count, size_t step) {
     for (size_t row = 0; row < count; ++row) {
-      const size_t grid_row = (first + row) / weight_.block_rows;
+      const size_t grid_row = (first + row * step) / weight_.block_rows;
       DecodeScales(grid_row, scales_.get() + row * columns_);
       if (zeros_ == nullptr) continue;
       for (size_t column = 0; column < columns_; ++column)
@@ -148,61 +148,66 @@ HWY_INLINE void ForEachBlock(const ScaledMatrix& weight, size_t columns,
   }
 }
 
-// output[r] for the kR rows whose codes begin at `rows`, and one token.
+// output[r * step] for one token and the kR rows that are `step` apart from the
+// one whose codes begin at `rows`. `grid` has the scales of the kR rows.
 // REQUIRES: HasWholeBlocks; `input` is padded with zeros to whole blocks.
 template <bool kZeros, size_t kR, class Codes>
 HWY_NOINLINE void DotScaledRows(const Codes& codes, const ScaledMatrix& weight,
-                                const uint8_t* rows, const RowScales& grid,
-                                const float* input, float* output) {
+                                const uint8_t* rows, size_t step,
+                                const RowScales& grid, const float* input,
+                                float* output) {
   const DF d;
   VF sums[kR];
   for (VF& sum : sums) sum = hn::Zero(d);
-  const size_t group = kR * weight.row_bytes;
-  RowPrefetch prefetch(rows + group, group);
+  const size_t stride = step * weight.row_bytes;
   ForEachBlock(
       weight, grid.columns(), [&](size_t block, size_t column) HWY_ATTR {
         const uint8_t* const data = rows + block * Codes::kBytes;
         const float* const x = input + block * kCodeBlock;
+        if (block % (kCacheLine / Codes::kBytes) == 0) {
+          for (size_t r = 0; r < kR; ++r)
+            PrefetchStream(data + r * stride, kCacheLine);
+        }
         for (size_t r = 0; r < kR; ++r) {
-          DecodeBlock<kZeros>(codes, data + r * weight.row_bytes, grid, r,
-                              column, [&](size_t i, VF weights) HWY_ATTR {
+          DecodeBlock<kZeros>(codes, data + r * stride, grid, r, column,
+                              [&](size_t i, VF weights) HWY_ATTR {
                                 sums[r] = hn::MulAdd(
                                     weights, hn::LoadU(d, x + i), sums[r]);
                               });
         }
-        prefetch.Advance(kR * Codes::kBytes);
       });
   if (weight.in_features % kCodeBlock != 0) {
     const float* const x = input + weight.in_features / kCodeBlock * kCodeBlock;
     for (size_t r = 0; r < kR; ++r) {
       HWY_ALIGN float decoded[kCodeBlock];
-      DecodeLastBlock<kZeros>(codes, weight, rows + r * weight.row_bytes, grid,
-                              r, decoded);
+      DecodeLastBlock<kZeros>(codes, weight, rows + r * stride, grid, r,
+                              decoded);
       for (size_t i = 0; i < kCodeBlock; i += hn::Lanes(d))
         sums[r] =
             hn::MulAdd(hn::Load(d, decoded + i), hn::LoadU(d, x + i), sums[r]);
     }
   }
-  for (size_t r = 0; r < kR; ++r) output[r] = SumLanes(d, sums[r]);
+  for (size_t r = 0; r < kR; ++r) output[r * step] = SumLanes(d, sums[r]);
 }
 
-// The rows from `begin` to `end`, one token.
+// The rows from `begin` to `end` as streams (row_streams.h), one token.
 template <bool kZeros, class Codes>
 void DotAllScaledRows(const Codes& codes, const ScaledMatrix& weight,
                       size_t begin, size_t end, const float* input,
                       float* output) {
   RowScales grid(weight, kZeros);
-  for (size_t row = begin; row < end;) {
-    const size_t count = end - row < kRowsAtOnce ? 1 : kRowsAtOnce;
-    grid.Decode(row, count);
-    const uint8_t* const rows = weight.codes + row * weight.row_bytes;
-    if (count == 1) {
-      DotScaledRows<kZeros, 1>(codes, weight, rows, grid, input, output + row);
-    } else {
-      DotScaledRows<kZeros, kRowsAtOnce>(codes, weight, rows, grid, input,
-                                         output + row);
-    }
-    row += count;
+  const uint8_t* const rows = weight.codes;
+  const size_t length = (end - begin) / kRowsAtOnce;
+  for (size_t row = begin; row < begin + length; ++row) {
+    grid.Decode(row, kRowsAtOnce, length);
+    DotScaledRows<kZeros, kRowsAtOnce>(codes, weight,
+                                       rows + row * weight.row_bytes, length,
+                                       grid, input, output + row);
+  }
+  for (size_t row = begin + length * kRowsAtOnce; row < end; ++row) {
+    grid.Decode(row, 1, 1);
+    DotScaledRows<kZeros, 1>(codes, weight, rows + row * weight.row_bytes, 1,
+                             grid, input, output + row);
   }
 }
 
@@ -216,7 +221,7 @@ void MatMulScaledPanels(const Codes& codes, const ScaledMatrix& weight,
   MatMulPanels(
       end - begin, weight.in_features, input, tokens, output + begin,
       weight.out_features, [&](size_t row, float* out) HWY_ATTR {
-        grid.Decode(begin + row, 1);
+        grid.Decode(begin + row, 1, 1);
         const uint8_t* const data =
             weight.codes + (begin + row) * weight.row_bytes;
         ForEachBlock(
