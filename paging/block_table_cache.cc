@@ -76,7 +76,7 @@ std::vector<BlockId> BlockTableCacheImpl::FindPrefix(
 }
 
 absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryAdmit(
-    uint64_t tokens, std::span<const int32_t> prompt,
+    const SequenceGrowth& growth, std::span<const int32_t> prompt,
     PromptAdmission* admission) {
   MutexLock lock(&mutex_);
   QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
@@ -87,18 +87,18 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryAdmit(
     sequence.tables[0].blocks.push_back(block);
   }
   sequence.published = sequence.tables[0].blocks.size();
-  const uint64_t blocks = geometry_.BlocksFor(tokens);
+  const uint64_t blocks = geometry_.BlocksFor(growth.backed);
   std::vector<BlockId> taken;
-  const auto wait =
-      TryTake(CheckedMultiply(blocks, uint64_t{geometry_.tables()})
-                      .value_or(UINT64_MAX) -
-                  sequence.published,
-              options_.headroom_blocks, &taken);
+  const auto wait = TryTake(
+      CheckedMultiply(blocks, uint64_t{geometry_.tables()})
+              .value_or(UINT64_MAX) -
+          sequence.published,
+      SaturatingAdd(options_.headroom_blocks, BlocksToGrow(growth)), &taken);
   if (!wait.ok() || *wait) {
     GiveBack(sequence.tables, Fence());
     return wait;
   }
-  sequence.length = tokens;
+  sequence.length = growth.backed;
   auto next = taken.begin();
   for (Table& table : sequence.tables) {
     while (table.blocks.size() < blocks) table.blocks.push_back(*next++);
@@ -111,16 +111,16 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryAdmit(
 }
 
 absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitWaiting(
-    uint64_t tokens, std::span<const int32_t> prompt) {
+    const SequenceGrowth& growth, std::span<const int32_t> prompt) {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
-  if (tokens > options_.max_sequence_length)
+  if (growth.tokens > options_.max_sequence_length)
     return absl::InvalidArgumentError(absl::StrCat(
-        "block-table KV cache: a sequence of ", tokens,
+        "block-table KV cache: a sequence of ", growth.tokens,
         " tokens exceeds the maximum of ", options_.max_sequence_length));
   PromptAdmission admission;
   for (;;) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<Fence> wait,
-                           TryAdmit(tokens, prompt, &admission));
+                           TryAdmit(growth, prompt, &admission));
     if (!wait) break;
     QUIRE_RETURN_IF_ERROR(wait->Wait());
   }
@@ -129,14 +129,27 @@ absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitWaiting(
 }
 
 absl::StatusOr<SequenceId> BlockTableCacheImpl::Admit(uint64_t tokens) {
-  QUIRE_ASSIGN_OR_RETURN(const PromptAdmission admission,
-                         AdmitWaiting(tokens, {}));
+  QUIRE_ASSIGN_OR_RETURN(
+      const PromptAdmission admission,
+      AdmitWaiting({.backed = tokens, .tokens = tokens}, {}));
   return admission.sequence;
 }
 
 absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitPrompt(
     std::span<const int32_t> tokens) {
-  return AdmitWaiting(tokens.size(), tokens);
+  return AdmitPromptInSteps(tokens, UINT64_MAX);
+}
+
+// Where tokens are dropped nothing is cached, so that the first step begins
+// with the prompt.
+absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitPromptInSteps(
+    std::span<const int32_t> tokens, uint64_t step_tokens) {
+  const uint64_t backed = KeepsAllTokens()
+                              ? tokens.size()
+                              : std::min<uint64_t>(tokens.size(), step_tokens);
+  return AdmitWaiting(
+      {.backed = backed, .tokens = tokens.size(), .step_tokens = step_tokens},
+      tokens);
 }
 
 absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
@@ -148,8 +161,10 @@ absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
                            Find(sequences_, parent, "fork"));
     QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
     const Sequence& from = *found;
-    Sequence sequence = {
-        .length = from.length, .tables = MakeTables(), .batch = from.batch};
+    Sequence sequence = {.length = from.length,
+                         .tables = MakeTables(),
+                         .batch = from.batch,
+                         .stepped = from.stepped};
     for (uint32_t table = 0; table < geometry_.tables(); ++table) {
       const std::span<const BlockId> blocks =
           std::span(from.tables[table].blocks)
@@ -241,6 +256,16 @@ uint64_t BlockTableCacheImpl::AdmissibleTokens() const {
       geometry_.tables();
   return std::min(blocks << geometry_.block_shift(),
                   options_.max_sequence_length);
+}
+
+bool BlockTableCacheImpl::HasRoomFor(
+    std::span<const SequenceGrowth> growths) const {
+  if (memory_->in_forked_child()) return false;
+  uint64_t blocks = options_.headroom_blocks;
+  for (const SequenceGrowth& growth : growths)
+    blocks = SaturatingAdd(blocks, BlocksToGrow(growth));
+  MutexLock lock(&mutex_);
+  return blocks <= pool_.free();
 }
 
 absl::StatusOr<KvLayerView> BlockTableCacheImpl::View(SequenceId id,

@@ -60,8 +60,11 @@ class BlockTableCacheImpl final : public BlockTableCache {
     return options_.max_sequence_length;
   }
   absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
+  bool KeepsAllTokens() const override { return geometry_.KeepsAllTokens(); }
   absl::StatusOr<PromptAdmission> AdmitPrompt(
       std::span<const int32_t> tokens) override;
+  absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
+      std::span<const int32_t> tokens, uint64_t step_tokens) override;
   absl::StatusOr<SequenceId> Fork(SequenceId parent) override;
   absl::Status Publish(SequenceId sequence,
                        std::span<const int32_t> tokens) override;
@@ -73,6 +76,7 @@ class BlockTableCacheImpl final : public BlockTableCache {
 
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
   uint64_t AdmissibleTokens() const override;
+  bool HasRoomFor(std::span<const SequenceGrowth> growths) const override;
   absl::StatusOr<KvLayerView> View(SequenceId sequence,
                                    uint32_t layer) const override;
   CacheUse Use() const override;
@@ -94,8 +98,9 @@ class BlockTableCacheImpl final : public BlockTableCache {
     // Blocks of the first table, from the first on, that are in the index, each
     // behind the one before it.
     size_t published = 0;
-    uint64_t step = 0;   // the last Step that named it
-    uint64_t batch = 0;  // in which its last kernels may be
+    uint64_t step = 0;     // the last Step that named it
+    uint64_t batch = 0;    // in which its last kernels may be
+    bool stepped = false;  // since it was admitted
   };
   using Sequences = absl::flat_hash_map<SequenceId, Sequence>;
 
@@ -116,7 +121,7 @@ class BlockTableCacheImpl final : public BlockTableCache {
 
   // The attempts return a fence where it must be waited for before the next
   // one; nothing has changed then, nor after an error.
-  absl::StatusOr<std::optional<Fence>> TryAdmit(uint64_t tokens,
+  absl::StatusOr<std::optional<Fence>> TryAdmit(const SequenceGrowth& growth,
                                                 std::span<const int32_t> prompt,
                                                 PromptAdmission* admission)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -126,7 +131,9 @@ class BlockTableCacheImpl final : public BlockTableCache {
                                                uint64_t headroom,
                                                std::vector<BlockId>* taken)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<PromptAdmission> AdmitWaiting(uint64_t tokens,
+  // Backs what `growth` says, and what is cached of the prompt, and leaves room
+  // for the rest.
+  absl::StatusOr<PromptAdmission> AdmitWaiting(const SequenceGrowth& growth,
                                                std::span<const int32_t> prompt)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -147,6 +154,8 @@ class BlockTableCacheImpl final : public BlockTableCache {
   // The places of a table that its window has left, for a sequence of `length`
   // tokens: up to here, from the sinks' on.
   size_t GoneBehind(uint32_t table, uint64_t length) const;
+  // Blocks that the growth takes at its peak beyond those that it needs now.
+  uint64_t BlocksToGrow(const SequenceGrowth& growth) const;
   // Queues the copies of all changes, whose blocks are `taken` in their order.
   absl::Status CopyRows(std::span<const Change> changes,
                         std::span<const BlockId> taken)

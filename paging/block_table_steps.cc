@@ -137,6 +137,7 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryStep(
       sequence.published = std::min(sequence.published, fresh.place);
     }
     sequence.batch = batch_;
+    sequence.stepped = true;
     sequence.length = change.length;
   }
   return std::nullopt;
@@ -196,6 +197,27 @@ size_t BlockTableCacheImpl::GoneBehind(uint32_t table, uint64_t length) const {
       KeptTokens(kept, length).first >> geometry_.block_shift());
 }
 
+uint64_t BlockTableCacheImpl::BlocksToGrow(const SequenceGrowth& growth) const {
+  uint64_t blocks = 0;
+  for (uint32_t table = 0; table < geometry_.tables(); ++table) {
+    uint64_t peak = geometry_.BlocksFor(growth.tokens);
+    uint64_t now = geometry_.BlocksFor(growth.backed);
+    const KvLayerKind& kept = geometry_.Kept(table);
+    if (kept.window > 0) {
+      const uint64_t sinks = GoneBehind(table, 0);
+      // A step, and the window of its first token, wherever in its block.
+      const uint64_t seen = std::min(
+          SaturatingAdd(kept.window, growth.step_tokens), growth.tokens);
+      peak = std::min(peak, sinks + geometry_.BlocksFor(seen) + 1);
+      now = SaturatingSubtract(
+          now, GoneBehind(table, SaturatingAdd(growth.computed, uint64_t{1})) -
+                   sinks);
+    }
+    blocks = SaturatingAdd(blocks, SaturatingSubtract(peak, now));
+  }
+  return blocks;
+}
+
 absl::Status BlockTableCacheImpl::CheckGoingBack(const Sequence& sequence,
                                                  uint64_t length) const {
   for (uint32_t table = 0; table < geometry_.tables(); ++table) {
@@ -220,6 +242,8 @@ absl::Status BlockTableCacheImpl::DropBehindWindows(Sequence* sequence,
   if (length < sequence->length)
     return CheckGoingBack(*sequence, SaturatingSubtract(length, 1));
   if (sequence->batch == batch_) return absl::OkStatus();
+  // What was admitted is yet to be computed.
+  if (!sequence->stepped && length == sequence->length) return absl::OkStatus();
   const uint64_t next = std::min(sequence->length + 1, length);
   for (uint32_t number = 0; number < geometry_.tables(); ++number) {
     Table& table = sequence->tables[number];

@@ -66,6 +66,7 @@ const KvLayout& KvCache::layout() const { return impl_->geometry().layout(); }
 uint64_t KvCache::max_sequence_length() const {
   return impl_->geometry().max_tokens();
 }
+bool KvCache::KeepsAllTokens() const { return impl_->KeepsAllTokens(); }
 // Hooks of the memory run when the locks of the cache are released, so that
 // they may call it. A step that is short of pages asks them for more; an
 // admission is refused instead, since its caller can wait.
@@ -90,6 +91,11 @@ absl::StatusOr<PromptAdmission> KvCache::AdmitPrompt(
       impl_->AdmitPrompt(tokens, options);
   impl_->CheckAfterMutation();
   return admission;
+}
+absl::StatusOr<PromptAdmission> KvCache::AdmitPromptInSteps(
+    std::span<const int32_t> tokens, uint64_t step_tokens) {
+  return AdmitPrompt(
+      tokens, {.stream = impl_->options().stream, .step_tokens = step_tokens});
 }
 absl::Status KvCache::Publish(SequenceId sequence,
                               std::span<const int32_t> tokens) {
@@ -166,6 +172,9 @@ absl::StatusOr<uint64_t> KvCache::Length(SequenceId sequence) const {
 }
 uint64_t KvCache::AdmissibleTokens() const {
   return memory_->in_forked_child() ? 0 : impl_->AdmissibleTokens();
+}
+bool KvCache::HasRoomFor(std::span<const SequenceGrowth> growths) const {
+  return !memory_->in_forked_child() && impl_->HasRoomFor(growths);
 }
 CacheUse KvCache::Use() const {
   return memory_->in_forked_child() ? CacheUse() : impl_->Use();

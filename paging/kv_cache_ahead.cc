@@ -67,6 +67,8 @@ KvCache::Impl::Demand KvCache::Impl::MostUrgent(uint32_t steps) const {
         sequence.region->unsharing())
       continue;
     const uint64_t mapped = sequence.region->mapped_tokens();
+    const uint64_t prompt = sequence.region->PromptAfterStep(sequence.length);
+    if (mapped < prompt && steps > 0) return {sequence.region.get(), prompt};
     const uint64_t steps_left =
         SaturatingSubtract(mapped, sequence.length) / sequence.growth;
     if (steps_left >= soonest || mapped >= geometry_.max_tokens()) continue;

@@ -62,10 +62,13 @@ class KvCache::Impl {
       : memory_(memory),
         geometry_(geometry),
         options_(options),
+        bare_(&geometry_, nullptr),
         index_({.block_tokens = std::max(options.prefix_block_tokens, 1u)}),
         shared_(&geometry_),
         tails_(memory, options.owner),
-        horizon_(options.page_ahead.max_steps) {}
+        horizon_(options.page_ahead.max_steps) {
+    bare_.SetLimit(options.limit);
+  }
   ~Impl();
 
   const RegionGeometry& geometry() const { return geometry_; }
@@ -112,7 +115,9 @@ class KvCache::Impl {
   absl::StatusOr<PageCount> PrepareAhead(std::optional<uint32_t> steps)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
 
+  bool KeepsAllTokens() const { return bare_.KeepsAllTokens(); }
   uint64_t AdmissibleTokens() const ABSL_LOCKS_EXCLUDED(state_mutex_);
+  bool HasRoomFor(std::span<const SequenceGrowth> growths) const;
   CacheUse Use() const ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const
       ABSL_LOCKS_EXCLUDED(state_mutex_);
@@ -145,6 +150,7 @@ class KvCache::Impl {
     uint64_t length = 0;
     uint64_t step = 0;     // the last Step that named it
     uint64_t batch = 0;    // in which its last kernels may be
+    bool stepped = false;  // since it was admitted
     int32_t priority = 0;  // of its prefix, until:
     uint64_t retain_until = UINT64_MAX;
     std::unique_ptr<SwappedRows> swapped;  // null: it is on the device
@@ -550,12 +556,14 @@ class KvCache::Impl {
 
   Supply GetSupply() const;
   absl::Status Shortage(PageCount wanted, PageCount headroom) const;
-  absl::Status CheckRegion(const KvRegion& region, Totals* counted) const
+  absl::Status CheckRegion(const KvRegion& region, bool asleep,
+                           Totals* counted) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
 
   DeviceMemory* const memory_;
   const RegionGeometry geometry_;
   const KvCacheOptions options_;
+  KvRegion bare_;  // for arithmetic, and the same ever after
 
   mutable Mutex operation_mutex_ ABSL_ACQUIRED_BEFORE(state_mutex_);
   mutable Mutex state_mutex_;

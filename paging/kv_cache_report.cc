@@ -66,6 +66,13 @@ uint64_t KvCache::Impl::AdmissibleTokens() const {
   return fits;
 }
 
+bool KvCache::Impl::HasRoomFor(std::span<const SequenceGrowth> growths) const {
+  PageCount pages = options_.headroom;
+  for (const SequenceGrowth& growth : growths)
+    pages = Plus(pages, bare_.PagesToGrow(growth));
+  return pages <= GetSupply().in_all;
+}
+
 CacheUse KvCache::Impl::Use() const {
   Totals totals;
   {
@@ -146,13 +153,9 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
   return statistics;
 }
 
-absl::Status KvCache::Impl::CheckRegion(const KvRegion& region,
+absl::Status KvCache::Impl::CheckRegion(const KvRegion& region, bool asleep,
                                         Totals* counted) const {
   QUIRE_RETURN_IF_ERROR(region.CheckInvariants());
-  // While its owner sleeps, its pages are not live, but what it has all the
-  // same.
-  const bool asleep =
-      !memory_->GetOwnerStatistics(region.range()->owner()).asleep.zero();
   for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
     const PageCount live = memory_->CommittedPages(
         region.range(), geometry_.FirstPage(group),
@@ -177,6 +180,10 @@ absl::Status KvCache::Impl::CheckInvariants() const {
   Totals counted;
   uint64_t tokens = 0;
   size_t free = 0;
+  // While its owner sleeps, the pages of a region are not live, but what it has
+  // all the same.
+  const bool asleep =
+      !memory_->GetOwnerStatistics(options_.owner).asleep.zero();
   for (size_t slot = 0; slot < sequences_.size(); ++slot) {
     const Sequence& sequence = sequences_[slot];
     if (!sequence.region) {
@@ -184,7 +191,7 @@ absl::Status KvCache::Impl::CheckInvariants() const {
       continue;
     }
     const KvRegion& region = *sequence.region;
-    QUIRE_RETURN_IF_ERROR(CheckRegion(region, &counted));
+    QUIRE_RETURN_IF_ERROR(CheckRegion(region, asleep, &counted));
     if (sequence.swapped) continue;  // CheckSwapped
     if (region.parked() || sequence.length > region.used_tokens() ||
         region.MappingWork(region.used_tokens()) != PageCount(0))
@@ -194,7 +201,7 @@ absl::Status KvCache::Impl::CheckInvariants() const {
     tokens += sequence.length;
   }
   for (const KvRegion* region : parked_.OldestFirst()) {
-    QUIRE_RETURN_IF_ERROR(CheckRegion(*region, &counted));
+    QUIRE_RETURN_IF_ERROR(CheckRegion(*region, asleep, &counted));
     if (!region->parked() || region->used_tokens() != 0)
       return absl::InternalError("a parked region is in use");
   }

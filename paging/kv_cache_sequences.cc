@@ -83,6 +83,7 @@ absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens,
 SequenceId KvCache::Impl::BeginSequence(size_t slot, uint64_t tokens) {
   sequences_[slot].length = tokens;
   sequences_[slot].batch = batch_;
+  sequences_[slot].stepped = false;
   tokens_ += tokens;
   return IdOf(slot);
 }
@@ -274,6 +275,7 @@ void KvCache::Impl::FinishStep(std::span<const SequenceStep> steps,
     tokens_ = tokens_ - sequence.length + step.length;
     sequence.length = step.length;
     sequence.batch = batch_;
+    sequence.stepped = true;
     sequence.region->UseQuietly(step.length);
   }
   ++steps_;

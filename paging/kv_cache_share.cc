@@ -64,22 +64,34 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPrompt(
 absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
     const PrefixHit& hit, uint64_t length, const PromptOptions& options) {
   const bool share = hit.holder != nullptr && !hit.adoptable;
+  const uint64_t backed =
+      KeepsAllTokens()
+          ? length
+          : std::min(length, SaturatingAdd(hit.tokens, options.step_tokens));
   const absl::StatusOr<Taken> taken = hit.adoptable ? TakeHolder(hit.holder)
                                       : share       ? TakeEmptyRegion()
-                                                    : TakeRegion(length);
+                                                    : TakeRegion(backed);
   absl::Status status = taken.status();
+  PageCount headroom = options_.headroom;
   if (taken.ok()) {
     MutexLock lock(&state_mutex_);
     taken->region->SetLimit(options_.limit);
+    if (backed < length) taken->region->SetPrompt(length, options.step_tokens);
+    headroom =
+        Plus(headroom,
+             taken->region->PagesToGrow({.computed = hit.tokens,
+                                         .backed = backed,
+                                         .tokens = length,
+                                         .step_tokens = options.step_tokens}));
   }
   if (share && status.ok()) {
     status =
         ShareRows(hit.holder, taken->region,
-                  {hit.tokens, length, SaturatingAdd(hit.tokens, uint64_t{1})},
-                  options_.headroom, options.stream);
+                  {hit.tokens, backed, SaturatingAdd(hit.tokens, uint64_t{1})},
+                  headroom, options.stream);
   } else if (status.ok()) {
-    Demand demand{taken->region, length};
-    status = Back(std::span(&demand, 1), options_.headroom).status();
+    Demand demand{taken->region, backed};
+    status = Back(std::span(&demand, 1), headroom).status();
     if (status.ok()) status = UnpackTails(taken->region, options.stream);
   }
   MutexLock lock(&state_mutex_);
@@ -102,7 +114,7 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
   if (taken->region->prefix() != PrefixEntryId())
     index_.SetPriority(taken->region->prefix(), options.priority,
                        options.retain_until);
-  return PromptAdmission{BeginSequence(taken->slot, length), hit.tokens};
+  return PromptAdmission{BeginSequence(taken->slot, backed), hit.tokens};
 }
 
 void KvCache::Impl::HoldLike(const KvRegion& holder, uint64_t tokens,
@@ -165,6 +177,7 @@ absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
   uint64_t length = 0;
   int32_t priority = 0;
   uint64_t retain_until = 0;
+  bool stepped = false;
   {
     MutexLock lock(&state_mutex_);
     const auto slot = FindResident(parent);
@@ -174,6 +187,7 @@ absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
     length = sequence.length;
     priority = sequence.priority;
     retain_until = sequence.retain_until;
+    stepped = sequence.stepped;
   }
   QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeEmptyRegion());
   {
@@ -191,7 +205,9 @@ absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
   sequences_[taken.slot].priority = priority;
   sequences_[taken.slot].retain_until = retain_until;
   ++forks_;
-  return BeginSequence(taken.slot, length);
+  const SequenceId child = BeginSequence(taken.slot, length);
+  sequences_[taken.slot].stepped = stepped;
+  return child;
 }
 
 // ---- Pages and rows ---------------------------------------------------------

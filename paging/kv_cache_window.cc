@@ -44,6 +44,8 @@ absl::Status KvCache::Impl::DropBehindWindows(Sequence* sequence,
   // A step that goes back computes its last token anew, or none.
   if (length < sequence->length)
     return CheckGoingBack(*sequence, SaturatingSubtract(length, 1));
+  // What was admitted is yet to be computed.
+  if (!sequence->stepped && length == sequence->length) return absl::OkStatus();
   const uint64_t next = std::min(sequence->length + 1, length);
   if (next < region->drop_at() || sequence->batch == batch_)
     return absl::OkStatus();

@@ -120,6 +120,30 @@ PageCount KvRegion::MappingWork(uint64_t tokens) const {
   return PageCount(work);
 }
 
+PageCount KvRegion::PagesToGrow(const SequenceGrowth& growth) const {
+  uint64_t pages = 0;
+  for (uint32_t group = 0; group < parts_.size(); ++group) {
+    PageCount peak = geometry_->PagesOf(group, growth.tokens);
+    PageCount now = geometry_->PagesOf(group, growth.backed);
+    const KvLayerKind& kind = KindOf(group);
+    if (kind.window > 0) {
+      const PageCount sinks = BehindWindow(group, 0);
+      // A step, and the window of its first token.
+      const uint64_t seen = std::min(
+          SaturatingAdd(kind.window, growth.step_tokens), growth.tokens);
+      peak = std::min(peak, Plus(Plus(sinks, geometry_->PagesOf(group, seen)),
+                                 PageCount(1)));
+      now = PageCount(Beyond(
+          now,
+          PageCount(Beyond(
+              BehindWindow(group, SaturatingAdd(growth.computed, uint64_t{1})),
+              sinks))));
+    }
+    pages = SaturatingAdd(pages, Beyond(peak, now));
+  }
+  return PageCount(pages);
+}
+
 void KvRegion::AppendMissing(std::vector<PageRun>* runs) const {
   for (uint32_t group = 0; group < parts_.size(); ++group) {
     const Part& part = parts_[group];
@@ -237,6 +261,7 @@ void KvRegion::Forget() {
     part.behind = part.sinks;
   }
   used_tokens_ = 0;
+  SetPrompt(0, 0);
   CountNeeded();
   CountDropAt();
 }

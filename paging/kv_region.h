@@ -45,6 +45,7 @@
 #include "quire/alloc/fence.h"
 #include "quire/alloc/units.h"
 #include "quire/paging/kv_layout.h"
+#include "quire/paging/sequence_cache.h"
 
 namespace quire {
 
@@ -168,6 +169,16 @@ class KvRegion {
   const KvTokenLimit& limit() const { return limit_; }
   // What a layer of a kind keeps under the limit.
   const KvLayerKind& kept_kind(uint32_t kind) const { return kinds_[kind]; }
+  // The sequence is to have the first `tokens` tokens, those of its prompt, in
+  // steps of at most `step_tokens`; 0: nothing is known of that. Until Forget.
+  void SetPrompt(uint64_t tokens, uint64_t step_tokens) {
+    prompt_tokens_ = tokens;
+    prompt_step_ = step_tokens;
+  }
+  // Of the prompt, what a sequence of `length` tokens has after its next step.
+  uint64_t PromptAfterStep(uint64_t length) const {
+    return std::min(prompt_tokens_, SaturatingAdd(length, prompt_step_));
+  }
   // Whether a part never drops anything: no window, and no limit.
   bool KeepsAllTokens(uint32_t group) const {
     return KindOf(group).window == 0;
@@ -196,6 +207,10 @@ class KvRegion {
 
   // Pages that would have to be mapped for `tokens` tokens. O(groups).
   PageCount MappingWork(uint64_t tokens) const;
+  // Pages that the growth of a sequence of the region takes at its peak beyond
+  // those that it needs now. What it has of the layers with windows lies
+  // wherever a page begins. O(groups).
+  PageCount PagesToGrow(const SequenceGrowth& growth) const;
   // The runs that used_tokens needs and that are not committed.
   void AppendMissing(std::vector<PageRun>* runs) const;
   // Spare pages to give back, `wanted` in all or as many as there are: those
@@ -279,6 +294,8 @@ class KvRegion {
   AddressRange* range_;
   std::vector<Part> parts_;  // by group
   KvTokenLimit limit_;
+  uint64_t prompt_tokens_ = 0;
+  uint64_t prompt_step_ = 0;
   std::vector<KvLayerKind> kinds_;  // of the layout, under the limit
   PageCount total_committed_;
   PageCount spare_;

@@ -167,7 +167,8 @@ absl::Status Scheduler::Seat(uint64_t tokens) {
   } else if (token_source_) {
     QUIRE_ASSIGN_OR_RETURN(
         const PromptAdmission admission,
-        cache_->AdmitPrompt(token_source_(id).first(request.tokens)));
+        cache_->AdmitPromptInSteps(token_source_(id).first(request.tokens),
+                                   options_.max_num_batched_tokens));
     request.sequence = admission.sequence;
     request.computed = admission.cached_tokens;
     StopExpecting(id, &request);
@@ -176,7 +177,8 @@ absl::Status Scheduler::Seat(uint64_t tokens) {
       ExpectAgain(id, request.tokens);
     }
     statistics_.cached_tokens += admission.cached_tokens;
-    tokens = request.tokens;
+    tokens = std::min(request.tokens,
+                      admission.cached_tokens + FirstTokens(request));
   } else {
     QUIRE_ASSIGN_OR_RETURN(request.sequence, cache_->Admit(tokens));
   }
@@ -222,7 +224,6 @@ Scheduler::Room Scheduler::Plan() {
   room.logit_rows += aside;
   for (auto& [id, request] : running_) {
     if (request.remaining() > 1) Take(id, &request, &room);
-    room.promised += request.promised();
   }
   return room;
 }
@@ -234,7 +235,6 @@ Scheduler::Room Scheduler::NextRoom() const {
     const uint64_t left = request.remaining() - request.scheduled;
     room.tokens -= static_cast<uint32_t>(
         std::min<uint64_t>(room.tokens, std::max<uint64_t>(left, 1)));
-    room.promised += request.promised();
   }
   return room;
 }
@@ -242,13 +242,15 @@ Scheduler::Room Scheduler::NextRoom() const {
 absl::Status Scheduler::AdmitWaiting(Room room, For step) {
   // Whoever gave up memory in this step does not get it back in the same one.
   if (preempted_) return absl::OkStatus();
+  CountGrowths();
   while (!waiting_.empty() && running_.size() < batch_limit_.value()) {
     // Stays where it is in memory when it moves to those that run.
     auto& [id, next] = *waiting_.begin();
     const uint32_t chunk = Chunk(next, room);
-    if (chunk == 0 || !MayAdmit(next, room)) break;
+    if (chunk == 0 || !MayAdmit(next)) break;
     const bool was_swapped = next.swapped;
-    absl::Status status = Seat(step == For::kThisStep ? chunk : next.tokens);
+    absl::Status status =
+        Seat(step == For::kThisStep ? chunk : FirstTokens(next));
     if (status.ok() && step == For::kThisStep &&
         (was_swapped || token_source_)) {
       // A prompt that is backed as a whole may be computed in chunks. What the
@@ -264,21 +266,44 @@ absl::Status Scheduler::AdmitWaiting(Room room, For step) {
     } else {
       room.tokens -= chunk;
     }
-    room.promised += next.promised();
+    AddGrowth(next);
   }
   return absl::OkStatus();
+}
+
+void Scheduler::CountGrowths() {
+  growths_.clear();
+  for (const auto& [id, request] : running_) AddGrowth(request);
+}
+
+void Scheduler::AddGrowth(const Request& request) {
+  const uint64_t backed =
+      std::max(request.backed, request.computed + request.scheduled);
+  if (backed >= request.tokens) return;
+  growths_.push_back({.computed = request.computed,
+                      .backed = backed,
+                      .tokens = request.tokens,
+                      .step_tokens = options_.max_num_batched_tokens});
 }
 
 // Without token source an admission backs less than the prompt, so what the
 // rest of it needs must be there as well. Else the admission itself finds out,
 // and whatever lies in the cache already is not counted twice.
-bool Scheduler::MayAdmit(const Request& request, const Room& room) const {
-  const bool backs_all = token_source_ != nullptr && !request.swapped;
-  if (backs_all && room.promised == 0) return true;
-  // A cache that would take the longest sequence says no more than that.
-  return cache_->AdmissibleTokens() >=
-         std::min(SaturatingAdd(request.tokens, room.promised),
-                  cache_->max_sequence_length());
+bool Scheduler::MayAdmit(const Request& request) {
+  const bool finds_out = token_source_ != nullptr && !request.swapped;
+  if (finds_out && growths_.empty()) return true;
+  growths_.push_back({.tokens = request.tokens,
+                      .step_tokens = options_.max_num_batched_tokens});
+  const bool has_room = cache_->HasRoomFor(growths_);
+  growths_.pop_back();
+  return has_room;
+}
+
+uint64_t Scheduler::FirstTokens(const Request& request) const {
+  return cache_->KeepsAllTokens()
+             ? request.tokens
+             : std::min<uint64_t>(request.tokens,
+                                  options_.max_num_batched_tokens);
 }
 
 uint32_t Scheduler::Chunk(const Request& request, const Room& room) {

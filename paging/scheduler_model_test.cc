@@ -40,13 +40,19 @@ class SchedulerModelTest : public ::testing::TestWithParam<uint32_t> {
     options_.prepare_next = Below(2) == 0;
     if (Below(2) == 0)
       options_.batch_limit = {.halve_above = 1, .grow_below = 0};
+    if (Below(2) == 0) window_ = 1 + Below(100);
     // From just enough for the longest request to more than all need.
-    pages_ = DivideUp(kMaxTokens, CountingCache::kPageTokens) + Below(40);
-    cache_ = std::make_unique<CountingCache>(pages_, kMaxTokens);
+    pages_ = CountingCache::PeakPages(kMaxTokens, window_,
+                                      options_.max_num_batched_tokens) +
+             Below(40);
+    cache_ = std::make_unique<CountingCache>(pages_, kMaxTokens, window_);
     const char* const policies[] = {"youngest", "lru", "page-aware"};
-    scheduler_ = *Scheduler::Create(cache_.get(), options_,
-                                    MakeVictimPolicy(policies[Below(3)]),
-                                    Below(2) == 0 ? cache_.get() : nullptr);
+    TokenSource source;
+    if (Below(2) == 0)
+      source = [this](RequestId) { return std::span<const int32_t>(text_); };
+    scheduler_ = *Scheduler::Create(
+        cache_.get(), options_, MakeVictimPolicy(policies[Below(3)]),
+        Below(2) == 0 ? cache_.get() : nullptr, source);
     oldest_share_ =
         options_.max_num_batched_tokens >= options_.max_num_seqs
             ? options_.max_num_batched_tokens - (options_.max_num_seqs - 1)
@@ -104,6 +110,10 @@ class SchedulerModelTest : public ::testing::TestWithParam<uint32_t> {
       ASSERT_LE(end, *cache_->Length(item.sequence));
       ASSERT_LE(end, shadow.tokens());
       ASSERT_EQ(item.needs_logits, end == shadow.tokens());
+      // Nor is what the first of them sees gone.
+      ASSERT_LE(
+          cache_->first_kept(item.sequence),
+          window_ == 0 || item.first < window_ ? 0 : item.first + 1 - window_);
       tokens += item.count;
       rows += item.needs_logits ? 1 : 0;
     }
@@ -162,6 +172,8 @@ class SchedulerModelTest : public ::testing::TestWithParam<uint32_t> {
 
   std::mt19937 random_;
   SchedulerOptions options_;
+  const std::vector<int32_t> text_ = std::vector<int32_t>(kMaxTokens, 7);
+  uint64_t window_ = 0;  // 0: the cache keeps all tokens
   uint64_t pages_ = 0;
   uint64_t oldest_share_ = 0;
   uint64_t step_ = 0;

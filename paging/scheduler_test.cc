@@ -248,6 +248,43 @@ TEST_F(SchedulerTest, RequestsStartBehindTheirPrefixAndPublishWhatTheyCompute) {
   EXPECT_EQ(scheduler_->GetStatistics().cached_tokens, 16u + 9u);
 }
 
+// Prompts of 100 tokens, 7 pages each, of which a window of 16 and a step of 16
+// are 3 pages at most.
+TEST_F(SchedulerTest, BehindWindowsAPromptIsAdmittedForWhatItHoldsAtItsPeak) {
+  for (const bool knows_tokens : {false, true}) {
+    for (const bool prepare_next : {false, true}) {
+      SchedulerOptions options = Options();
+      options.max_num_batched_tokens = 16;
+      options.prepare_next = prepare_next;
+      cache_ = std::make_unique<CountingCache>(3, 1000, /*window=*/16);
+      const std::vector<int32_t> text(200, 7);
+      TokenSource source;
+      if (knows_tokens)
+        source = [&](RequestId) { return std::span<const int32_t>(text); };
+      scheduler_ =
+          *Scheduler::Create(cache_.get(), options, nullptr, nullptr, source);
+      Add(100, 2);
+      Add(100, 2);
+      uint64_t steps = 0;
+      for (; scheduler_->has_work(); ++steps) {
+        const auto planned = scheduler_->Schedule();
+        ASSERT_TRUE(planned.ok()) << planned.status();
+        // One after the other: there is no room for two.
+        ASSERT_EQ(planned->size(), 1u);
+        for (const ScheduledTokens& item : *planned) {
+          ASSERT_LE(cache_->first_kept(item.sequence),
+                    std::max<uint64_t>(item.first, 15) - 15);
+          *cache_->written(item.sequence) += item.count;
+        }
+        ASSERT_TRUE(scheduler_->PrepareNext().ok());
+        ASSERT_TRUE(scheduler_->Complete({}, Fence()).ok());
+      }
+      EXPECT_EQ(steps, 16u);
+      EXPECT_EQ(scheduler_->GetStatistics().preemptions, 0u);
+    }
+  }
+}
+
 // Four conversations of which 1, 3 and 4 begin alike; one runs at a time.
 TEST_F(SchedulerTest, TheCacheIsToldWhichPromptsWait) {
   SchedulerOptions options = Options();

@@ -22,22 +22,32 @@
 
 namespace quire {
 
-// Sequences of whole pages of kPageTokens tokens, in `pages` pages in all.
+// Sequences of whole pages of kPageTokens tokens, in `pages` pages in all. With
+// a window they give back the pages that no kernel sees any more.
 class CountingCache : public SequenceCache, public SequenceSwap {
  public:
   static constexpr uint64_t kPageTokens = 16;
   static constexpr uint64_t kTokenBytes = 4;
 
-  CountingCache(uint64_t pages, uint64_t max_tokens)
-      : pages_(pages), max_tokens_(max_tokens) {}
+  CountingCache(uint64_t pages, uint64_t max_tokens, uint64_t window = 0)
+      : pages_(pages), max_tokens_(max_tokens), window_(window) {}
+
+  // The most pages that a sequence has which is computed in such steps.
+  static uint64_t PeakPages(uint64_t tokens, uint64_t window,
+                            uint64_t step_tokens) {
+    const uint64_t all = PagesOf(tokens);
+    return window == 0 ? all : std::min(all, PagesOf(window + step_tokens) + 1);
+  }
 
   const KvLayout& layout() const override { return layout_; }
   uint64_t max_sequence_length() const override { return max_tokens_; }
+  bool KeepsAllTokens() const override { return window_ == 0; }
 
   absl::StatusOr<SequenceId> Admit(uint64_t tokens) override {
     if (PagesOf(tokens) > free()) return Shortage();
     const SequenceId id(++last_id_);
-    sequences_[id] = {.length = tokens, .pages = PagesOf(tokens)};
+    sequences_[id] = {
+        .length = tokens, .end = PagesOf(tokens), .batch = batch_};
     return id;
   }
 
@@ -50,6 +60,29 @@ class CountingCache : public SequenceCache, public SequenceSwap {
     *written(*sequence) = cached;
     return PromptAdmission{*sequence, cached};
   }
+
+  absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
+      std::span<const int32_t> tokens, uint64_t step_tokens) override {
+    if (window_ == 0) return AdmitPrompt(tokens);
+    const SequenceGrowth growth = {.tokens = tokens.size(),
+                                   .step_tokens = step_tokens};
+    if (!HasRoomFor(std::span(&growth, 1))) return Shortage();
+    return AdmitPrompt(tokens.first(std::min(tokens.size(), step_tokens)));
+  }
+
+  bool HasRoomFor(std::span<const SequenceGrowth> growths) const override {
+    uint64_t pages = 0;
+    for (const SequenceGrowth& growth : growths) {
+      const uint64_t peak =
+          PeakPages(growth.tokens, window_, growth.step_tokens);
+      const uint64_t now =
+          PagesOf(growth.backed) - BehindWindow(growth.computed + 1);
+      pages += peak - std::min(peak, now);
+    }
+    return pages <= free();
+  }
+
+  void EndBatch(const Fence&) override { ++batch_; }
 
   absl::Status Publish(SequenceId id,
                        std::span<const int32_t> tokens) override {
@@ -66,17 +99,25 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   absl::Status Step(std::span<const SequenceStep> steps) override {
     uint64_t wanted = 0;
     for (const SequenceStep& step : steps) {
-      const Sequence& sequence = sequences_.at(step.sequence);
+      Sequence& sequence = sequences_.at(step.sequence);
       EXPECT_FALSE(sequence.swapped);
       EXPECT_LE(step.length, max_tokens_);
-      const uint64_t pages = PagesOf(step.length);
-      wanted += pages - std::min(sequence.pages, pages);
+      if (sequence.batch != batch_ &&
+          (step.length > sequence.length ||
+           (sequence.stepped && step.length == sequence.length)))
+        sequence.begin =
+            std::max(sequence.begin,
+                     BehindWindow(std::min(sequence.length + 1, step.length)));
+      const uint64_t end = PagesOf(step.length);
+      wanted += end - std::min(sequence.end, end);
     }
     if (wanted > free()) return Shortage();
     for (const SequenceStep& step : steps) {
       Sequence& sequence = sequences_.at(step.sequence);
       sequence.length = step.length;
-      sequence.pages = std::max(sequence.pages, PagesOf(step.length));
+      sequence.end = std::max(sequence.end, PagesOf(step.length));
+      sequence.batch = batch_;
+      sequence.stepped = true;
     }
     return absl::OkStatus();
   }
@@ -109,7 +150,7 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   }
 
   absl::StatusOr<Bytes> FreedByRelease(SequenceId id) const override {
-    return BytesOf(sequences_.at(id).pages);
+    return BytesOf(sequences_.at(id).pages());
   }
 
   absl::StatusOr<KvLayerView> View(SequenceId, uint32_t) const override {
@@ -129,7 +170,7 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   absl::Status SwapIn(SequenceId id) override {
     Sequence& sequence = sequences_.at(id);
     EXPECT_TRUE(sequence.swapped);
-    if (refuse_swaps || sequence.pages > free()) return Shortage();
+    if (refuse_swaps || sequence.pages() > free()) return Shortage();
     sequence.swapped = false;
     return absl::OkStatus();
   }
@@ -137,6 +178,10 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   // The tokens of a sequence whose keys and values were computed: a step that
   // leaves one out would attend to nothing.
   uint64_t* written(SequenceId id) { return &sequences_.at(id).written; }
+  // The first token that the sequence still has.
+  uint64_t first_kept(SequenceId id) const {
+    return sequences_.at(id).begin * kPageTokens;
+  }
   // Another one took pages, or gave them back.
   void set_pages(uint64_t pages) { pages_ = pages; }
   bool empty() const { return sequences_.empty(); }
@@ -150,13 +195,23 @@ class CountingCache : public SequenceCache, public SequenceSwap {
  private:
   struct Sequence {
     uint64_t length = 0;
-    uint64_t pages = 0;
+    uint64_t begin = 0;  // pages
+    uint64_t end = 0;
     uint64_t written = 0;
+    uint64_t batch = 0;
+    bool stepped = false;
     bool swapped = false;
+
+    uint64_t pages() const { return end - begin; }
   };
 
   static uint64_t PagesOf(uint64_t tokens) {
     return (tokens + kPageTokens - 1) / kPageTokens;
+  }
+  // Pages that the window of a sequence of `length` tokens has left.
+  uint64_t BehindWindow(uint64_t length) const {
+    return window_ == 0 || length <= window_ ? 0
+                                             : (length - window_) / kPageTokens;
   }
   static Bytes BytesOf(uint64_t pages) {
     return Bytes(pages * kPageTokens * kTokenBytes);
@@ -167,7 +222,7 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   uint64_t used() const {
     uint64_t pages = 0;
     for (const auto& [id, sequence] : sequences_)
-      pages += sequence.swapped ? 0 : sequence.pages;
+      pages += sequence.swapped ? 0 : sequence.pages();
     return pages;
   }
   uint64_t free() const { return pages_ - std::min(pages_, used()); }
@@ -175,6 +230,8 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   const KvLayout layout_ = *KvLayout::Create({1, 1, 1, KvDType::kF16}, 1);
   uint64_t pages_;
   const uint64_t max_tokens_;
+  const uint64_t window_;
+  uint64_t batch_ = 1;
   uint64_t last_id_ = 0;
   std::map<SequenceId, Sequence> sequences_;
 };

@@ -60,6 +60,34 @@ absl::StatusOr<SequenceId> SplitCache::Admit(uint64_t tokens) {
   return id;
 }
 
+bool SplitCache::KeepsAllTokens() const {
+  return std::all_of(parts_.begin(), parts_.end(),
+                     [](const auto& part) { return part->KeepsAllTokens(); });
+}
+
+// No part is asked for tokens that it has: they would have to be the same ones
+// in all.
+absl::StatusOr<PromptAdmission> SplitCache::AdmitPromptInSteps(
+    std::span<const int32_t> tokens, uint64_t step_tokens) {
+  const SequenceGrowth growth = {.tokens = tokens.size(),
+                                 .step_tokens = step_tokens};
+  const bool whole = KeepsAllTokens() || tokens.size() <= step_tokens;
+  if (!whole && !HasRoomFor(std::span(&growth, 1)))
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a prompt of ", tokens.size(), " tokens, in steps of ", step_tokens,
+        ", has no room on one of ", parts_.size(),
+        " devices: release or preempt a sequence, or try again later"));
+  QUIRE_ASSIGN_OR_RETURN(const SequenceId sequence,
+                         Admit(whole ? tokens.size() : step_tokens));
+  return PromptAdmission{sequence};
+}
+
+bool SplitCache::HasRoomFor(std::span<const SequenceGrowth> growths) const {
+  return std::all_of(parts_.begin(), parts_.end(), [&](const auto& part) {
+    return part->HasRoomFor(growths);
+  });
+}
+
 absl::Status SplitCache::Step(std::span<const SequenceStep> steps) {
   std::vector<std::vector<SequenceStep>> after(parts_.size());
   std::vector<std::vector<SequenceStep>> before(parts_.size());

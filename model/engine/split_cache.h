@@ -37,7 +37,10 @@ class SplitCache final : public SequenceCache, public SequenceSwap {
 
   const KvLayout& layout() const override { return layout_; }
   uint64_t max_sequence_length() const override;
+  bool KeepsAllTokens() const override;
   absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
+  absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
+      std::span<const int32_t> tokens, uint64_t step_tokens) override;
   absl::Status Step(std::span<const SequenceStep> steps) override;
   absl::Status Shrink(SequenceId sequence, uint64_t length,
                       const Fence& fence) override;
@@ -45,6 +48,7 @@ class SplitCache final : public SequenceCache, public SequenceSwap {
   absl::Status Release(SequenceId sequence, const Fence& fence) override;
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
   uint64_t AdmissibleTokens() const override;
+  bool HasRoomFor(std::span<const SequenceGrowth> growths) const override;
   CacheUse Use() const override;
   absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
   absl::StatusOr<KvLayerView> View(SequenceId sequence,

@@ -46,6 +46,7 @@ class SplitCacheTest : public testing::Test {
           memory, Layout(static_cast<uint32_t>(layers[device].size())),
           {.max_sequence_length = 4096,
            .max_sequences = 4,
+           .limit = limit_,
            .swap_space = swap_space_[device]});
       ASSERT_TRUE(cache.ok()) << cache.status();
       for (size_t i = 0; i < layers[device].size(); ++i)
@@ -63,6 +64,7 @@ class SplitCacheTest : public testing::Test {
   }
 
   Bytes swap_space_[2];  // of each device
+  KvTokenLimit limit_;
   std::unique_ptr<Runtime> runtime_;
   std::vector<SequenceCache*> caches_;  // of split_
   std::unique_ptr<SplitCache> split_;
@@ -94,6 +96,32 @@ TEST_F(SplitCacheTest, EveryLayerIsOnItsDevice) {
   EXPECT_EQ(split_->View(*sequence, 0).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_TRUE(split_->CheckInvariants().ok());
+}
+
+// A limit of 128 tokens and steps of 64: with the page that they begin on, at
+// most 7 pages of device 0 and 4 of device 1.
+TEST_F(SplitCacheTest, APromptInStepsIsAdmittedForItsPeakOnEveryDevice) {
+  const std::vector<int32_t> prompt(1000, 7);
+  Open(70, 40);
+  EXPECT_TRUE(split_->KeepsAllTokens());
+  const auto whole = split_->AdmitPromptInSteps(prompt, 64);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(*split_->Length(whole->sequence), 1000u);
+  limit_.max_tokens = 128;
+  for (const uint64_t pages1 : {3, 4}) {
+    split_.reset();
+    Open(7, pages1);
+    EXPECT_FALSE(split_->KeepsAllTokens());
+    EXPECT_TRUE(absl::IsResourceExhausted(split_->Admit(1000).status()));
+    const auto admission = split_->AdmitPromptInSteps(prompt, 64);
+    EXPECT_EQ(admission.ok(), pages1 == 4) << admission.status();
+    if (!admission.ok()) continue;
+    for (uint64_t end = 64; end <= 1000; end += 64) {
+      split_->EndBatch(Fence());
+      const SequenceStep step{admission->sequence, end};
+      EXPECT_TRUE(split_->Step(std::span(&step, 1)).ok()) << end;
+    }
+  }
 }
 
 TEST_F(SplitCacheTest, WhatOnePartRefusesNoneHas) {

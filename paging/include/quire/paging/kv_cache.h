@@ -118,6 +118,8 @@ struct PromptOptions {
   // it is given up. From the time `retain_until` of AdvanceClock on it is 0.
   int32_t priority = 0;
   uint64_t retain_until = UINT64_MAX;
+  // As AdmitPromptInSteps has it.
+  uint64_t step_tokens = UINT64_MAX;
 };
 
 struct KvCacheStatistics {
@@ -180,6 +182,8 @@ class KvCache : public SequenceCache,
   // ---- SequenceCache, of pages ----
   const KvLayout& layout() const override;
   uint64_t max_sequence_length() const override;
+  // Of sequences without a limit of their own.
+  bool KeepsAllTokens() const override;
   absl::StatusOr<SequenceId> Admit(uint64_t tokens) override {
     return Admit(tokens, std::nullopt);
   }
@@ -194,6 +198,8 @@ class KvCache : public SequenceCache,
       std::span<const int32_t> tokens) override;
   absl::StatusOr<PromptAdmission> AdmitPrompt(std::span<const int32_t> tokens,
                                               const PromptOptions& options);
+  absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
+      std::span<const int32_t> tokens, uint64_t step_tokens) override;
   // Tokens count as far as no layer has dropped any, and where the sequence has
   // no limit of its own. O(tokens that were not published before).
   absl::Status Publish(SequenceId sequence,
@@ -217,6 +223,7 @@ class KvCache : public SequenceCache,
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
   // O(log max_sequence_length).
   uint64_t AdmissibleTokens() const override;
+  bool HasRoomFor(std::span<const SequenceGrowth> growths) const override;
   CacheUse Use() const override;
   absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
 

@@ -13,7 +13,8 @@
 // each request that decodes, and with what is left of max_num_batched_tokens
 // chunks of prompts, oldest first. A request is admitted, in the order of
 // arrival, when the step has tokens left for it, the batch limit
-// (batch_limit.h) lets it in, and the cache has room for all of its prompt.
+// (batch_limit.h) lets it in, and the cache has room for its prompt: for all of
+// it, or, behind windows, for what is held at most while it is computed.
 // Where running requests grow beyond the memory that there is, one of them is
 // preempted, by a policy (victim_policy.h): it waits, in the order of arrival,
 // and is then swapped in, or computed again. Its tokens are kept by the caller,
@@ -67,7 +68,8 @@ struct SchedulerOptions {
   BatchLimitOptions batch_limit;
   // PrepareNext releases what ended and admits what is to run, while the device
   // computes, so that no step waits for the driver calls of either. Requests
-  // are then admitted one step ahead, with memory for all of their prompts.
+  // are then admitted one step ahead, with memory for all of their prompts, or,
+  // where the cache drops tokens, for the next step.
   // Else Complete releases, Schedule admits, and PrepareNext does nothing.
   bool prepare_next = false;
   // Of the requests that wait, the first so many are told to the cache, where
@@ -112,8 +114,8 @@ class Scheduler {
   // `swap` null: preempted requests are computed again. With a `token_source`,
   // requests start behind the prefix that the cache has of them, and what they
   // compute is published as they go; a prompt is then backed as a whole when it
-  // is admitted, else chunk by chunk. Errors: kInvalidArgument for
-  // limits of 0, and BatchLimit's.
+  // is admitted, else chunk by chunk, as it is where the cache drops tokens.
+  // Errors: kInvalidArgument for limits of 0, and BatchLimit's.
   static absl::StatusOr<std::unique_ptr<Scheduler>> Create(
       SequenceCache* cache, const SchedulerOptions& options,
       std::unique_ptr<VictimPolicy> policy = nullptr,
@@ -164,18 +166,12 @@ class Scheduler {
     bool expected = false;   // its prompt is in expected_
 
     uint64_t remaining() const { return tokens - computed; }
-    // Of these, what is neither in the step nor backed yet.
-    uint64_t promised() const {
-      return tokens - std::max(backed, computed + scheduled);
-    }
   };
   using Requests = std::map<RequestId, Request>;  // oldest first
   // What the step under way has left to give.
   struct Room {
     uint32_t tokens;
     uint32_t logit_rows;
-    // Of running requests: memory that admissions must leave to them.
-    uint64_t promised = 0;
   };
 
   Scheduler(SequenceCache* cache, const SchedulerOptions& options,
@@ -196,7 +192,14 @@ class Scheduler {
   absl::Status AdmitWaiting(Room room, For step);
   // What the next step will have to give beyond those that run.
   Room NextRoom() const;
-  bool MayAdmit(const Request& request, const Room& room) const;
+  // Leaves in growths_ what running requests will have of their prompts:
+  // memory that admissions must leave to them.
+  void CountGrowths();
+  void AddGrowth(const Request& request);
+  bool MayAdmit(const Request& request);
+  // The tokens that an admission for the next step backs, behind what is
+  // cached.
+  uint64_t FirstTokens(const Request& request) const;
 
   // The tokens of the request that the room has place for.
   static uint32_t Chunk(const Request& request, const Room& room);
@@ -242,6 +245,7 @@ class Scheduler {
   // Kept for their capacity.
   std::vector<SequenceStep> lengths_;
   std::vector<VictimCandidate> candidates_;
+  std::vector<SequenceGrowth> growths_;
 };
 
 }  // namespace quire

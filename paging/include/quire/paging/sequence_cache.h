@@ -15,6 +15,7 @@
 #ifndef QUIRE_PAGING_SEQUENCE_CACHE_H_
 #define QUIRE_PAGING_SEQUENCE_CACHE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -54,6 +55,15 @@ struct CacheUse {
   }
 };
 
+// A sequence that is to have `tokens` tokens, by steps of at most
+// `step_tokens`.
+struct SequenceGrowth {
+  uint64_t computed = 0;  // of its tokens, so far
+  uint64_t backed = 0;
+  uint64_t tokens = 0;
+  uint64_t step_tokens = UINT64_MAX;
+};
+
 struct PromptAdmission {
   SequenceId sequence;
   // Of the prompt's tokens, the first so many have their rows already.
@@ -66,6 +76,10 @@ class SequenceCache {
 
   virtual const KvLayout& layout() const = 0;
   virtual uint64_t max_sequence_length() const = 0;
+  // False where layers have windows, or sequences a limit, behind which memory
+  // is given back: a prompt that is computed in steps then holds less at its
+  // peak than one that is backed as a whole.
+  virtual bool KeepsAllTokens() const { return true; }
 
   // Takes a sequence of `tokens` tokens and backs them, where the headroom is
   // left. Errors, all of which change nothing: kInvalidArgument for more than
@@ -81,6 +95,13 @@ class SequenceCache {
     absl::StatusOr<SequenceId> sequence = Admit(tokens.size());
     if (!sequence.ok()) return sequence.status();
     return PromptAdmission{*sequence};
+  }
+  // AdmitPrompt for a prompt that is computed in steps of at most `step_tokens`
+  // tokens. Where tokens are dropped, the first step is backed, behind what is
+  // cached, and the rest is refused unless there is room for its peak.
+  virtual absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
+      std::span<const int32_t> tokens, uint64_t /*step_tokens*/) {
+    return AdmitPrompt(tokens);
   }
   // `tokens` are the first tokens of the sequence, and their rows are written,
   // or will be before anything reads them that the caller queues from now on: a
@@ -114,8 +135,10 @@ class SequenceCache {
   // cache. A cache that gives back what no later kernel sees, behind windows or
   // a limit, may do so from the next Step of each sequence on, whose kernels
   // are taken to compute the tokens behind the length of its last Step: a
-  // prompt that is computed in chunks is stepped to the end of each. Without
-  // EndBatch all tokens stay.
+  // prompt that is computed in chunks is stepped to the end of each. The first
+  // Step after an admission, if to no more tokens than that has backed, says
+  // where the first chunk ends, and drops nothing. Without EndBatch all tokens
+  // stay.
   virtual void EndBatch(const Fence& /*fence*/) {}
   // The id is dead at once. Nothing of it serves another sequence before
   // `fence` completes.
@@ -125,6 +148,15 @@ class SequenceCache {
   // The longest sequence that Admit would take now, as far as memory and slots
   // go; 0 where it would take none.
   virtual uint64_t AdmissibleTokens() const = 0;
+  // Whether there is memory for all of these, each at its peak. A cache that
+  // would take the longest sequence says no more than that, unless it counts
+  // better.
+  virtual bool HasRoomFor(std::span<const SequenceGrowth> growths) const {
+    uint64_t tokens = 0;
+    for (const SequenceGrowth& growth : growths)
+      tokens = SaturatingAdd(tokens, growth.tokens - growth.backed);
+    return AdmissibleTokens() >= std::min(tokens, max_sequence_length());
+  }
   virtual CacheUse Use() const = 0;
   // What Release would make free for others: nothing of what the sequence
   // shares, or does not need.
