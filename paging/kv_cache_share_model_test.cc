@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "paging/kv_cache_share_testing.h"
+#include "paging/testing/random_prompt.h"
 
 namespace quire {
 namespace {
@@ -120,18 +121,6 @@ class KvCacheShareModelTest : public ::testing::TestWithParam<Setting> {
     return GetParam().pages - other_pages_ - needed.size();
   }
 
-  Tokens RandomPrompt() {
-    Tokens tokens;
-    if (!history_.empty() && Below(4) != 0) {
-      const uint64_t recent = std::min<uint64_t>(history_.size(), 8);
-      tokens = history_[history_.size() - 1 - Below(recent)];
-      if (Below(2) == 0) tokens.resize(Below(tokens.size() + 1));
-    }
-    const uint64_t more = Below(60);
-    for (uint64_t i = 0; i < more && tokens.size() < kMaxTokens; ++i)
-      tokens.push_back(static_cast<int32_t>(random_()));
-    return tokens;
-  }
   // The longest beginning, in whole blocks, of anything that was published.
   uint64_t Known(const Tokens& tokens) const {
     uint64_t known = 0;
@@ -150,7 +139,7 @@ class KvCacheShareModelTest : public ::testing::TestWithParam<Setting> {
   }
 
   void Prompt() {
-    const Tokens tokens = RandomPrompt();
+    const Tokens tokens = RandomPrompt(&random_, history_, kMaxTokens);
     const uint64_t obtainable = Obtainable();
     const uint64_t known = Known(tokens);
     const PromptOptions options = {Below(4) == 0 ? StreamId() : stream_,
