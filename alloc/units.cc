@@ -14,7 +14,7 @@ struct Unit {
   uint64_t bytes;
 };
 
-constexpr std::array<Unit, 17> kUnits = {{
+constexpr std::array<Unit, 20> kUnits = {{
     {"", 1},
     {"b", 1},
     {"k", uint64_t{1} << 10},
@@ -32,6 +32,9 @@ constexpr std::array<Unit, 17> kUnits = {{
     {"p", uint64_t{1} << 50},
     {"pib", uint64_t{1} << 50},
     {"pb", uint64_t{1000} * 1000 * 1000 * 1000 * 1000},
+    {"e", uint64_t{1} << 60},
+    {"eib", uint64_t{1} << 60},
+    {"eb", uint64_t{1000} * 1000 * 1000 * 1000 * 1000 * 1000},
 }};
 
 }  // namespace

@@ -54,6 +54,10 @@ TEST(UnitsTest, ParsesBinaryAndDecimalUnits) {
   EXPECT_EQ(ParseBytes("2m"), MiB(2));
   EXPECT_EQ(ParseBytes("1.5GB"), Bytes(1500000000));
   EXPECT_EQ(ParseBytes("0.5KiB"), Bytes(512));
+  EXPECT_EQ(ParseBytes("1EiB"), Bytes(uint64_t{1} << 60));
+  EXPECT_EQ(ParseBytes("15E"), Bytes(uint64_t{15} << 60));
+  EXPECT_EQ(ParseBytes("1EB"), Bytes(1'000'000'000'000'000'000));
+  EXPECT_EQ(ParseBytes("16EiB"), std::nullopt);
 }
 
 TEST(UnitsTest, RejectsWhatIsNoSize) {
