@@ -5,6 +5,7 @@
 #include <quire/paging/kv_cache.h>
 
 #include <cstdio>
+#include <string>
 
 int main() {
   using namespace quire;
@@ -17,6 +18,6 @@ int main() {
   auto grown = cache->Step({{{*sequence, 101}}});
   std::printf("KV: %s\n", FormatBytes(cache->GetStatistics().committed).c_str());
   auto refused = runtime->allocator()->Allocate(GiB(1));  // says why
-  std::printf("%s\n", refused.status().ToString().c_str());
+  std::printf("%s\n", std::string(refused.status().message()).c_str());
   return tensor.ok() && grown.ok() && !refused.ok() ? 0 : 1;
 }
