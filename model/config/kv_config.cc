@@ -1,11 +1,11 @@
 #include "quire/model/kv_config.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "model/config/kv_family.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
 #include "quire/loader/quote.h"
@@ -13,144 +13,10 @@
 namespace quire {
 namespace {
 
-// Larger than any model, small enough that a layer's bytes cannot overflow.
-constexpr uint64_t kMaxDimension = uint64_t{1} << 24;
-constexpr uint64_t kMaxPositions = uint64_t{1} << 40;
-
-// Which layers see the last `sliding_window` tokens only. A list of layer_types
-// comes before that.
-enum class WindowedLayers : uint8_t {
-  kNone,
-  kAll,
-  kAllButEveryNth,  // sliding_window_pattern: the last of so many sees all
-  kLaterOnes,       // use_sliding_window: those from max_window_layers on
-};
-
-// Of transformers' configuration_*.py; 0 where the field has to be there.
-struct KvFamily {
-  const char* model_type;
-  uint64_t max_positions;
-  uint64_t layers = 0;
-  uint64_t heads = 0;
-  uint64_t kv_heads = 0;  // 0: as many as there are heads
-  uint64_t head_dim = 0;  // 0: hidden_size / heads
-  WindowedLayers windowed = WindowedLayers::kNone;
-  uint64_t window = 0;  // 0: none
-  uint64_t pattern = 0;
-  // One vector a token, of kv_lora_rank + qk_rope_head_dim elements.
-  bool latent = false;
-  uint64_t latent_rank = 0;
-  uint64_t latent_rope = 0;
-};
-
-constexpr KvFamily kFamilies[] = {
-    {.model_type = "llama", .max_positions = 2048},
-    {.model_type = "qwen2",
-     .max_positions = 32768,
-     .windowed = WindowedLayers::kLaterOnes,
-     .window = 4096},
-    {.model_type = "qwen2_moe",
-     .max_positions = 32768,
-     .windowed = WindowedLayers::kLaterOnes,
-     .window = 4096},
-    {.model_type = "qwen3",
-     .max_positions = 32768,
-     .head_dim = 128,
-     .windowed = WindowedLayers::kLaterOnes,
-     .window = 4096},
-    {.model_type = "qwen3_moe",
-     .max_positions = 32768,
-     .kv_heads = 4,
-     .windowed = WindowedLayers::kLaterOnes,
-     .window = 4096},
-    {.model_type = "mistral",
-     .max_positions = 131072,
-     .kv_heads = 8,
-     .windowed = WindowedLayers::kAll,
-     .window = 4096},
-    {.model_type = "mixtral",
-     .max_positions = 131072,
-     .kv_heads = 8,
-     .windowed = WindowedLayers::kAll},
-    {.model_type = "gemma",
-     .max_positions = 8192,
-     .layers = 28,
-     .heads = 16,
-     .kv_heads = 16,
-     .head_dim = 256},
-    {.model_type = "gemma2",
-     .max_positions = 8192,
-     .layers = 26,
-     .heads = 8,
-     .kv_heads = 4,
-     .head_dim = 256,
-     .windowed = WindowedLayers::kAllButEveryNth,
-     .window = 4096,
-     .pattern = 2},
-    {.model_type = "gemma3_text",
-     .max_positions = 131072,
-     .layers = 26,
-     .heads = 8,
-     .kv_heads = 4,
-     .head_dim = 256,
-     .windowed = WindowedLayers::kAllButEveryNth,
-     .window = 4096,
-     .pattern = 6},
-    {.model_type = "gpt_oss",
-     .max_positions = 131072,
-     .layers = 36,
-     .heads = 64,
-     .kv_heads = 8,
-     .head_dim = 64,
-     .windowed = WindowedLayers::kAllButEveryNth,
-     .window = 128,
-     .pattern = 2},
-    {.model_type = "phi", .max_positions = 2048},
-    {.model_type = "phi3",
-     .max_positions = 4096,
-     .windowed = WindowedLayers::kAll},
-    {.model_type = "cohere2",
-     .max_positions = 8192,
-     .windowed = WindowedLayers::kAllButEveryNth,
-     .window = 4096,
-     .pattern = 4},
-    {.model_type = "starcoder2",
-     .max_positions = 4096,
-     .kv_heads = 2,
-     .windowed = WindowedLayers::kAll},
-    {.model_type = "deepseek_v2",
-     .max_positions = 2048,
-     .latent = true,
-     .latent_rank = 512,
-     .latent_rope = 64},
-    {.model_type = "deepseek_v3",
-     .max_positions = 4096,
-     .latent = true,
-     .latent_rank = 512,
-     .latent_rope = 64},
-    {.model_type = "kimi_k2",
-     .max_positions = 4096,
-     .latent = true,
-     .latent_rank = 512,
-     .latent_rope = 64},
-    {.model_type = "minicpm3",
-     .max_positions = 32768,
-     .latent = true,
-     .latent_rank = 256,
-     .latent_rope = 32},
-};
-
-std::string KnownFamilies() {
-  std::string names;
-  for (const KvFamily& family : kFamilies)
-    absl::StrAppend(&names, names.empty() ? "" : ", ", family.model_type);
-  return names;
-}
-
 // `otherwise` 0: the field has to be there.
 absl::StatusOr<uint64_t> ReadSize(const JsonFields& fields,
                                   std::string_view field, uint64_t otherwise,
-                                  uint64_t most = kMaxDimension) {
+                                  uint64_t most = kMaxKvDimension) {
   return otherwise == 0 ? fields.GetUint(field, 1, most)
                         : fields.GetUintOr(field, otherwise, 1, most);
 }
@@ -165,7 +31,7 @@ absl::StatusOr<uint64_t> ReadWindow(const JsonFields& fields,
       found != object.end() && found->is_null())
     return 0;
   if (!fields.Has(kField)) return family.window;
-  return fields.GetUint(kField, 1, kMaxPositions);
+  return fields.GetUint(kField, 1, kMaxKvPositions);
 }
 
 absl::StatusOr<std::vector<bool>> ReadLayerTypes(const JsonFields& fields,
@@ -247,7 +113,7 @@ absl::StatusOr<KvLayerKind> ReadKind(const JsonFields& fields,
   uint64_t head_dim = family.head_dim;
   if (!fields.Has("head_dim") && head_dim == 0) {
     QUIRE_ASSIGN_OR_RETURN(const uint64_t hidden,
-                           fields.GetUint("hidden_size", 1, kMaxDimension));
+                           fields.GetUint("hidden_size", 1, kMaxKvDimension));
     if (hidden % heads != 0)
       return fields.Error(
           "hidden_size",
@@ -265,13 +131,11 @@ absl::StatusOr<KvLayerKind> ReadKind(const JsonFields& fields,
 absl::StatusOr<KvConfig> ParseText(const JsonFields& fields) {
   KvConfig config;
   QUIRE_ASSIGN_OR_RETURN(config.model_type, fields.GetString("model_type"));
-  const auto family = std::find_if(
-      std::begin(kFamilies), std::end(kFamilies),
-      [&](const KvFamily& one) { return one.model_type == config.model_type; });
-  if (family == std::end(kFamilies))
+  const KvFamily* const family = FindKvFamily(config.model_type);
+  if (family == nullptr)
     return absl::UnimplementedError(absl::StrCat(
         fields.where(), ": what models of type ", Quoted(config.model_type),
-        " keep of a token is not known; known: ", KnownFamilies()));
+        " keep of a token is not known; known: ", KnownKvFamilies()));
   QUIRE_ASSIGN_OR_RETURN(
       const uint64_t layers,
       ReadSize(fields, "num_hidden_layers", family->layers, kMaxKvLayers));
@@ -281,7 +145,7 @@ absl::StatusOr<KvConfig> ParseText(const JsonFields& fields) {
   config.query_heads = static_cast<uint32_t>(heads);
   QUIRE_ASSIGN_OR_RETURN(config.max_positions,
                          ReadSize(fields, "max_position_embeddings",
-                                  family->max_positions, kMaxPositions));
+                                  family->max_positions, kMaxKvPositions));
   QUIRE_ASSIGN_OR_RETURN(KvLayerKind kind, ReadKind(fields, *family, heads));
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<bool> windowed,

@@ -205,5 +205,128 @@ TEST(KvConfigTest, WhatIsNotKnownIsAnErrorThatNamesIt) {
          "text_config");
 }
 
+// ---- GGUF -------------------------------------------------------------------
+
+absl::StatusOr<KvConfig> ParseGguf(const std::string& text) {
+  return ParseGgufKvConfig(json::parse(text), "model.gguf");
+}
+
+// What llama.cpp's converter writes of a model is what its config.json says.
+TEST(GgufKvConfigTest, SaysWhatTheConfigurationSays) {
+  const struct {
+    const char* config;
+    const char* gguf;
+  } same[] = {
+      {R"({"model_type": "gemma2", "num_hidden_layers": 42, "head_dim": 256,
+           "num_attention_heads": 16, "num_key_value_heads": 8,
+           "hidden_size": 3584, "sliding_window": 4096})",
+       R"({"general.architecture": "gemma2", "gemma2.block_count": 42,
+           "gemma2.context_length": 8192, "gemma2.embedding_length": 3584,
+           "gemma2.attention.head_count": 16,
+           "gemma2.attention.head_count_kv": 8,
+           "gemma2.attention.key_length": 256,
+           "gemma2.attention.value_length": 256,
+           "gemma2.attention.sliding_window": 4096})"},
+      {R"({"model_type": "gpt_oss", "num_hidden_layers": 24})",
+       R"({"general.architecture": "gpt-oss", "gpt-oss.block_count": 24,
+           "gpt-oss.context_length": 131072, "gpt-oss.embedding_length": 2880,
+           "gpt-oss.attention.head_count": 64,
+           "gpt-oss.attention.head_count_kv": 8,
+           "gpt-oss.attention.key_length": 64,
+           "gpt-oss.attention.value_length": 64,
+           "gpt-oss.attention.sliding_window": 128})"},
+      {R"({"model_type": "gemma3_text", "num_hidden_layers": 34,
+           "num_attention_heads": 8, "num_key_value_heads": 4,
+           "head_dim": 256, "sliding_window": 1024})",
+       R"({"general.architecture": "gemma3", "gemma3.block_count": 34,
+           "gemma3.context_length": 131072, "gemma3.embedding_length": 2560,
+           "gemma3.attention.head_count": 8,
+           "gemma3.attention.head_count_kv": 4,
+           "gemma3.attention.key_length": 256,
+           "gemma3.attention.value_length": 256,
+           "gemma3.attention.sliding_window": 1024})"},
+      {R"({"model_type": "phi3", "num_hidden_layers": 32, "hidden_size": 3072,
+           "num_attention_heads": 32, "sliding_window": 2047,
+           "max_position_embeddings": 4096})",
+       R"({"general.architecture": "phi3", "phi3.block_count": 32,
+           "phi3.context_length": 4096, "phi3.embedding_length": 3072,
+           "phi3.attention.head_count": 32,
+           "phi3.attention.sliding_window": 2047})"},
+      {R"({"model_type": "mixtral", "num_hidden_layers": 32,
+           "hidden_size": 4096, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "max_position_embeddings": 32768})",
+       R"({"general.architecture": "llama", "llama.block_count": 32,
+           "llama.context_length": 32768, "llama.embedding_length": 4096,
+           "llama.attention.head_count": 32,
+           "llama.attention.head_count_kv": 8})"},
+      {R"({"model_type": "deepseek_v3", "num_hidden_layers": 61,
+           "num_attention_heads": 128, "kv_lora_rank": 512,
+           "qk_rope_head_dim": 64, "max_position_embeddings": 163840})",
+       R"({"general.architecture": "deepseek2", "deepseek2.block_count": 61,
+           "deepseek2.context_length": 163840,
+           "deepseek2.embedding_length": 7168,
+           "deepseek2.attention.head_count": 128,
+           "deepseek2.attention.head_count_kv": 1,
+           "deepseek2.attention.key_length": 576,
+           "deepseek2.attention.value_length": 512,
+           "deepseek2.attention.kv_lora_rank": 512,
+           "deepseek2.rope.dimension_count": 64})"},
+  };
+  for (const auto& [text, gguf_text] : same) {
+    const auto config = Parse(text);
+    const auto gguf = ParseGguf(gguf_text);
+    ASSERT_TRUE(config.ok()) << config.status();
+    ASSERT_TRUE(gguf.ok()) << gguf.status();
+    EXPECT_EQ(gguf->shape.layers, config->shape.layers) << gguf_text;
+    EXPECT_EQ(gguf->max_positions, config->max_positions);
+    EXPECT_EQ(gguf->query_heads, config->query_heads);
+  }
+}
+
+TEST(GgufKvConfigTest, LayersMayBeListed) {
+  const auto config = ParseGguf(
+      R"({"general.architecture": "gpt-oss", "gpt-oss.block_count": 3,
+          "gpt-oss.embedding_length": 64,
+          "gpt-oss.attention.head_count": [4, 4, 8],
+          "gpt-oss.attention.head_count_kv": [1, 2, 4],
+          "gpt-oss.attention.key_length": 16,
+          "gpt-oss.attention.value_length": 8,
+          "gpt-oss.attention.sliding_window": 32,
+          "gpt-oss.attention.sliding_window_pattern": [false, false, true]})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(Windows(*config), ElementsAre(0, 0, 32));
+  EXPECT_EQ(TokenBytes(*config), (1 + 2 + 4) * (16 + 8) * 2);
+  EXPECT_EQ(config->query_heads, 8u);
+}
+
+TEST(GgufKvConfigTest, ErrorsNameTheField) {
+  const auto expect = [](const std::string& fields, absl::StatusCode code,
+                         const std::string& mention) {
+    const absl::Status status =
+        ParseGguf(R"({"general.architecture": )" + fields + "}").status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("model.gguf"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(mention));
+  };
+  expect(R"("mamba")", absl::StatusCode::kUnimplemented, "gpt-oss");
+  expect(R"("gemma2")", absl::StatusCode::kNotFound, "gemma2.block_count");
+  expect(R"("gemma2", "gemma2.block_count": 1000000)",
+         absl::StatusCode::kInvalidArgument, "gemma2.block_count");
+  expect(R"("gemma2", "gemma2.block_count": 2,
+            "gemma2.attention.head_count": [4])",
+         absl::StatusCode::kInvalidArgument, "1 entries for 2 layers");
+  expect(R"("gemma2", "gemma2.block_count": 2, "gemma2.embedding_length": 8,
+            "gemma2.attention.head_count": 4,
+            "gemma2.attention.head_count_kv": [1, 0])",
+         absl::StatusCode::kInvalidArgument, "an entry of 0");
+  expect(R"("gemma2", "gemma2.block_count": 2, "gemma2.embedding_length": 8,
+            "gemma2.attention.head_count": 4,
+            "gemma2.attention.sliding_window_pattern": [true])",
+         absl::StatusCode::kInvalidArgument, "1 entries for 2 layers");
+  expect(R"("deepseek2", "deepseek2.block_count": 2,
+            "deepseek2.attention.head_count": 4)",
+         absl::StatusCode::kNotFound, "kv_lora_rank");
+}
+
 }  // namespace
 }  // namespace quire

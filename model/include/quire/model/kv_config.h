@@ -1,5 +1,6 @@
-// What a model keeps of each token, told from its config.json alone: for plans
-// and simulations, also of families that the decoder does not run.
+// What a model keeps of each token, told from its config.json, or the metadata
+// of its GGUF file, alone: for plans and simulations, also of families that the
+// decoder does not run.
 //
 // A family is a row of a table: what transformers' configuration class takes
 // where a field is left out, which layers have a sliding window, and whether
@@ -31,6 +32,11 @@ struct KvConfig {
 // kUnimplemented for families, and kinds of layers, that are not known.
 absl::StatusOr<KvConfig> ParseKvConfig(const nlohmann::json& config,
                                        const std::string& where);
+
+// Of the metadata of a GGUF file, for the same families under llama.cpp's
+// names.
+absl::StatusOr<KvConfig> ParseGgufKvConfig(const nlohmann::json& metadata,
+                                           const std::string& where);
 
 // The same layers with elements of another type; those of 8 bits with scales of
 // 16.
