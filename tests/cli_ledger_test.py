@@ -228,7 +228,7 @@ class LedgerTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(result.stderr, "")
         self.assertEqual(json.loads(result.stdout)["tokens"], expect["greedy"])
-        self.check_fails(1, [self.ledger, "contiguous", "static"], *arguments,
+        self.check_fails(2, [self.ledger, "contiguous", "static"], *arguments,
                          "--kv-cache", "static")
 
 

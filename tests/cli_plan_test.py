@@ -5,10 +5,27 @@
 """
 
 import json
+import struct
 import subprocess
 import unittest
 
 from cli_testing import (EXACT, QUIRE, VerbCase, golden_case, run)
+
+
+def gguf_of(fields):
+    """A GGUF file of these fields, and one tensor of 16 floats."""
+    def text(value):
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    def field(name, value):
+        if isinstance(value, str):
+            return text(name) + struct.pack("<I", 8) + text(value)
+        return text(name) + struct.pack("<II", 4, value)
+
+    raw = b"GGUF" + struct.pack("<IQQ", 3, 1, len(fields))
+    raw += b"".join(field(*item) for item in fields.items())
+    raw += text("output_norm.weight") + struct.pack("<IQIQ", 1, 16, 0, 0)
+    return raw + bytes(-len(raw) % 32) + bytes(64)
 
 
 class PlanTest(VerbCase):
@@ -32,7 +49,27 @@ class PlanTest(VerbCase):
         self.assertIn("are missing", small["advice"][0])
         result = run("plan", case, "--max-model-len", "1000000")
         self.assertEqual(result.returncode, 1)
-        self.assertIn("1000000 tokens", result.stderr)
+        self.assertIn("--max-model-len 1000000 exceeds", result.stderr)
+
+    # Pages under a sequence, how many sequences memory holds, and how many run.
+    def test_sequences_at_once_are_those_that_memory_and_options_allow(self):
+        case = golden_case("plain")
+        for model, most in ((case, 2), (case, 64), ("gpt-oss-20b", 3)):
+            plan = self.run_json("plan", model, "--device-memory", "64MiB",
+                                 "--page-unit", "64KiB", "--max-num-seqs", most,
+                                 "--json")
+            page = plan["page_size"]
+            for batch in plan["batches"]:
+                self.assertGreaterEqual(batch["mapped"], batch["kept"])
+                self.assertEqual(batch["mapped"] % page, 0)
+                self.assertEqual(batch["room"],
+                                 plan["kv"]["bytes"] // batch["mapped"])
+                self.assertEqual(batch["sequences"],
+                                 min(batch["room"], most))
+        text = run("plan", case, "--device-memory", "64MiB", "--max-num-seqs",
+                   "2").stdout
+        self.assertIn("bytes in pages", text)
+        self.assertIn("with --max-num-seqs 2", text)
 
     def test_a_plan_is_a_device_map(self):
         case = golden_case("gptq")
@@ -133,6 +170,32 @@ class PlanTest(VerbCase):
         result = run("plan", "qwen3-8c")
         self.assertEqual(result.returncode, 1)
         self.assertIn("qwen3-8b", result.stderr)
+
+    # A GGUF file says what a configuration says, under other names.
+    def test_gguf_files_of_families_that_are_not_decoded_are_planned(self):
+        file = self.folder / "gemma2.gguf"
+        fields = {"general.architecture": "gemma2", "gemma2.block_count": 26,
+                  "gemma2.context_length": 8192,
+                  "gemma2.embedding_length": 2304,
+                  "gemma2.attention.head_count": 8,
+                  "gemma2.attention.head_count_kv": 4,
+                  "gemma2.attention.key_length": 256,
+                  "gemma2.attention.value_length": 256,
+                  "gemma2.attention.sliding_window": 4096}
+        file.write_bytes(gguf_of(fields))
+        plan = self.run_json("plan", file, "--device-memory", "8GiB", "--json")
+        self.assertFalse(plan["decodes"])
+        self.assertIn("gemma2", plan["why_not_decoded"])
+        self.assertEqual(plan["weights"], 64)
+        self.assertEqual(plan["kv"]["bytes_per_token"], 26 * 2 * 4 * 256 * 2)
+        self.assertEqual([(kind["layers"], kind["window"])
+                          for kind in plan["kv"]["kinds"]],
+                         [(13, 4096), (13, 0)])
+        file.write_bytes(gguf_of({"general.architecture": "mamba"}))
+        result = run("plan", file)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn('"mamba" keep of a token is not known', result.stderr)
+        self.assertIn("gpt-oss", result.stderr)
 
     def test_the_formula_of_a_model_that_runs_is_printed(self):
         case = golden_case("gptq")

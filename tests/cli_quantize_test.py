@@ -119,6 +119,16 @@ class QuantizeTest(unittest.TestCase):
                              *SHORT, "--method", method)
             self.assertEqual(self.beside("out"), [])
 
+    # The same options for both methods compare them.
+    def test_rounding_says_that_it_does_not_calibrate(self):
+        result = run("quantize", self.model, self.folder / "out", *SHORT,
+                     "--method", "rtn", "--act-order")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for option in ("--calibration-sequences 4", "--calibration-length 48",
+                       "--act-order"):
+            self.assertIn(f"warning: {option} has no effect with --method rtn",
+                          result.stderr)
+
     def test_a_model_that_is_quantized_already_is_refused_at_once(self):
         for case in ("gptq-w4-sym", "awq-w4-g16", "fp8-row"):
             model = self.model_of(case)

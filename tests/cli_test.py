@@ -60,7 +60,7 @@ class UsageTest(unittest.TestCase):
                           ["generate", case, "--tokens", "1", "--victims",
                            "oldest"],
                           ["generate", case, "--tokens", "1", "--halve-above",
-                           "0.5"],
+                           "0.5", "--grow-below", "0.6"],
                           ["bench", case, "--waste-limit", "-1"],
                           ["generate", case, "--tokens", "1", "--kv-dtype",
                            "0"],
@@ -69,7 +69,7 @@ class UsageTest(unittest.TestCase):
                           ["quantize", case, "out", "--bits", "5"]):
             result = run(*arguments)
             self.assertEqual(result.returncode, 2, arguments)
-            self.assertTrue(result.stderr, arguments)
+            self.assertEqual(result.stderr.count("\n"), 1, arguments)
             self.assertEqual(result.stdout, "", arguments)
 
 
@@ -124,6 +124,91 @@ class UsageTest(unittest.TestCase):
             self.assertIn("cuda", run(verb, "--help").stdout, verb)
 
 
+    # The word, the nearest one that there is, and all of them.
+    def test_a_word_that_is_no_verb_is_named(self):
+        for arguments, messages in (
+                (["nonsense"], ["'nonsense' is no verb", "generate"]),
+                (["generat", "--json"], ["did you mean 'generate'?"]),
+                (["kv", "lst"], ["'lst' is no verb; did you mean 'list'?",
+                                 "list, limit, watch"]),
+                (["kv"], ["a verb is missing", "list, limit, watch"]),
+                (["plan", "x", "--max-num-seq", "3"],
+                 ["no option --max-num-seq; did you mean '--max-num-seqs'?"]),
+                (["inspect", "a", "b"], ["b"])):
+            result = run(*arguments)
+            self.assertEqual((result.returncode, result.stdout), (2, ""))
+            for message in messages:
+                self.assertIn(message, result.stderr)
+        self.assertNotIn("mean", run("nonsense").stderr)
+
+    def test_options_that_contradict_each_other(self):
+        case = golden_case("plain")
+        for options, message in (
+                (["--kv-cache", "paged", "--page-ahead", "4"],
+                 "--page-ahead 4 has no effect without --kv-cache contiguous"),
+                (["--kv-cache", "static", "--swap-space", "1GiB"],
+                 "--swap-space 1GiB has no effect without --kv-cache conti"),
+                (["--kv-cache", "paged", "--ledger", "x"],
+                 "--ledger x takes --kv-cache contiguous"),
+                (["--ledger", "x", "--max-memory", "0:1GiB"],
+                 "--ledger x claims all weights for one device"),
+                (["--ledger-min", "1GiB"], "--ledger-min 1.00 GiB"),
+                (["--device-memory", "1MiB"],
+                 "--device-memory 1.00 MiB holds no page of 2.00 MiB"),
+                (["--max-memory", "0:1KiB,cpu:1GiB"],
+                 "--max-memory 0:1.00 KiB holds no page of 2.00 MiB")):
+            result = run("generate", case, "--tokens", "1", *options)
+            self.assertEqual((result.returncode, result.stdout), (2, ""),
+                             options)
+            self.assertIn(message, result.stderr)
+
+    def test_options_without_an_effect_are_wrong_usage(self):
+        case = golden_case("plain")
+        for verb, options, without in (
+                ("generate", ["--block-size", "32"], "--kv-cache paged"),
+                ("bench", ["--mean-tokens", "9"], "--layers-per-row auto"),
+                ("logits", ["--waste-limit", "0.1"], "--layers-per-row auto"),
+                ("generate", ["--pinned-memory", "1GiB"], "--device-map"),
+                ("generate", ["--offload-folder", "/"], "--device-map"),
+                ("generate", ["--top-k", "5"], "--temperature above 0"),
+                ("load", ["--driver", "cuda", "--backing", "none"],
+                 "--driver host"),
+                ("plan", ["--driver", "cuda", "--device-memory", "1GiB"],
+                 "--driver host")):
+            needed = {"generate": ["--tokens", "1"], "quantize": ["out"],
+                      "logits": ["--tokens", "1", "--output", "out"]}
+            result = run(verb, case, *needed.get(verb, []), *options)
+            self.assertEqual((result.returncode, result.stdout), (2, ""),
+                             (verb, options))
+            self.assertIn(" has no effect without " + without, result.stderr)
+            self.assertIn(options[-1], result.stderr)
+        for options, message in (
+                (["--calibration-file", "f", "--seed", "3"],
+                 "--seed 3 has no effect with --calibration-file"),
+                (["--weight-cache", "1GiB", "--device-map", "auto"],
+                 "--weight-cache 1GiB has no effect with --device-map")):
+            result = run("quantize", case, "out", *options)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(message, result.stderr)
+        # A plan shows the layouts whatever is chosen.
+        result = run("plan", case, "--mean-tokens", "9", "--device-memory",
+                     "64MiB")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("9 tokens in the mean", result.stdout)
+
+    def test_sizes_have_64_bits(self):
+        case = golden_case("plain")
+        for size in ("16EiB", "1ZiB", "-1GiB"):
+            result = run("generate", case, "--tokens", "1",
+                         f"--swap-space={size}")
+            self.assertEqual(result.returncode, 2, size)
+            self.assertIn(f"'{size}' is no size such as 8GiB, below 16EiB",
+                          result.stderr)
+        result = run("plan", case, "--ledger", "x", "--ledger-min", "1EiB",
+                     "--device-memory", "64MiB")
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+
 class ErrorTest(VerbCase):
     def write_config(self):
         (self.folder / "config.json").write_text('{"model_type": "llama"}')
@@ -173,10 +258,35 @@ class ErrorTest(VerbCase):
                                   "--max-num-batched-tokens", "65536")
         self.assertEqual(result.stdout, "")
 
-    def test_a_device_without_a_page_says_so(self):
-        self.check_fails(["device memory of 1.00 MiB", "page of 2.00 MiB"],
-                         "plan", golden_case("plain"), "--device-memory",
-                         "1MiB")
+    # That the model cannot be run is the first thing to know.
+    def test_an_unsupported_family_is_told_before_a_missing_tokenizer(self):
+        shutil.copytree(golden_case("plain"), self.folder / "model")
+        config = self.folder / "model" / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()),
+                                      "model_type": "mamba2"}))
+        for arguments in (["generate", "--prompt", "a"],
+                          ["quantize", self.folder / "out"],
+                          ["perplexity", "--text-file", "/dev/null"]):
+            verb, *more = arguments
+            self.check_fails(["mamba2", "supported: llama"], verb,
+                             self.folder / "model", *more)
+
+    # Of the step that failed, and then all that the plan would have said.
+    def test_a_shortage_tells_all_that_is_missing(self):
+        case = golden_case("plain")
+        device = ["--device-memory", "128KiB", "--page-unit", "64KiB"]
+        plan = run("plan", case, *device, "--json")
+        advice = json.loads(plan.stdout)["advice"]
+        self.assertIn("are missing on device 0", advice[0])
+        for verb in (["generate", "--tokens", "1,2"],
+                     ["logits", "--tokens", "1,2", "--output",
+                      self.folder / "out.npy"],
+                     ["bench", "--sequences", "2"]):
+            self.check_fails(["out of device memory", *advice], verb[0], case,
+                             *verb[1:], *device)
+        self.check_fails(["no place for its", "are missing in all"],
+                         "generate", case, "--tokens", "1", "--max-memory",
+                         "0:64KiB", "--page-unit", "64KiB")
 
     # Opening a pipe waits for somebody who writes to it.
     def test_a_pipe_is_no_file(self):

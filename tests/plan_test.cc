@@ -123,7 +123,7 @@ TEST(PlanAdviceTest, SaysWhatIsMissing) {
   EXPECT_EQ(plan.longest_sequence, 0u);
   EXPECT_THAT(plan.advice, Contains(HasSubstr("are missing")));
   EXPECT_THAT(plan.advice, Contains(HasSubstr("quire quantize --bits 4")));
-  for (const PlannedBatch& batch : plan.batches) {
+  for (const KvLengthPlan& batch : plan.batches) {
     EXPECT_EQ(batch.sequences, 0u) << batch.tokens;
   }
   EXPECT_THAT(PlanOf(cases.front(), Options(MiB(64))).advice, IsEmpty());

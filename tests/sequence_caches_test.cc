@@ -408,7 +408,7 @@ TEST(SequenceCachesOptionsTest, BadOnesAreErrors) {
   for (const KvCacheKind kind : {KvCacheKind::kPaged, KvCacheKind::kStatic}) {
     SessionOptions options = OptionsOf({kind, 16, 0});
     options.swap_space = MiB(1);
-    expect_refused(options, "swap space");
+    expect_refused(options, "--swap-space 1.00 MiB");
     options = OptionsOf({kind, 16, 0});
     options.page_ahead = 1;
     expect_refused(options, "--page-ahead 1");

@@ -16,10 +16,11 @@ namespace {
 std::string DescribeBadLayersPerRow(const std::string& text) {
   if (text == "all" || text == "auto") return "";
   uint32_t layers = 0;
-  return DescribeBadCount(text).empty() && absl::SimpleAtoi(text, &layers)
+  return DescribeBadCount(text).empty() && absl::SimpleAtoi(text, &layers) &&
+                 layers > 0
              ? ""
              : absl::StrCat("'", text,
-                            "' is neither a number of layers, nor "
+                            "' is neither a number of layers from 1 on, nor "
                             "all, nor auto");
 }
 
@@ -100,7 +101,7 @@ void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
                 std::from_chars(text.data(), text.data() + text.size(), size);
             return error == std::errc() && *end == 0 && IsPowerOfTwo(size)
                        ? std::string()
-                       : text + " is no power of two";
+                       : absl::StrCat("'", text, "' is no power of two");
           },
           "POWER OF TWO"))
       ->capture_default_str();
@@ -109,6 +110,12 @@ void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
                   "with --kv-cache contiguous; 0: a step maps what it needs")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  AddBytesOption(app, "--swap-space", &options->swap_space,
+                 "Pinned host memory for sequences that have to give way, with "
+                 "--kv-cache contiguous; 0: they are computed again [0]");
+}
+
+void AddBatchOptions(CLI::App* app, SessionOptions* options) {
   app->add_option("--victims", options->victim_policy,
                   "Who gives way where memory is short: the youngest; lru, who "
                   "was computed least recently; or page-aware, who frees what "
@@ -116,16 +123,14 @@ void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
       ->check(CLI::IsMember({"youngest", "lru", "page-aware"}))
       ->capture_default_str();
   app->add_option("--halve-above", options->batch_limit.halve_above,
-                  "Use of the cache above which half as many sequences run")
+                  "Use of the cache above which half as many sequences run; "
+                  "with this option or --grow-below alone, the other follows")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app->add_option("--grow-below", options->batch_limit.grow_below,
                   "Use of the cache below which twice as many may run again")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  AddBytesOption(app, "--swap-space", &options->swap_space,
-                 "Pinned host memory for sequences that have to give way, with "
-                 "--kv-cache contiguous; 0: they are computed again [0]");
 }
 
 }  // namespace quire

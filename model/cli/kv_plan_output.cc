@@ -73,13 +73,32 @@ std::string KvLayoutsText(const KvLayoutChoice& layouts) {
                       "* --layers-per-row auto takes ", layouts.reason, "\n");
 }
 
+json BatchesJson(const std::vector<KvLengthPlan>& lengths) {
+  json list = json::array();
+  for (const KvLengthPlan& length : lengths)
+    list.push_back({{"tokens", length.tokens},
+                    {"kept", length.kept.value()},
+                    {"mapped", length.mapped.value()},
+                    {"room", length.room},
+                    {"sequences", length.sequences}});
+  return list;
+}
+
+std::string BatchesText(const std::vector<KvLengthPlan>& lengths,
+                        uint32_t max_sequences) {
+  std::string text =
+      "\n  tokens each   bytes of keys and values   bytes in pages   sequences "
+      "in memory   at once\n";
+  for (const KvLengthPlan& length : lengths)
+    absl::StrAppendFormat(&text, "%13u   %24u   %14u   %19u   %7u\n",
+                          length.tokens, length.kept.value(),
+                          length.mapped.value(), length.room, length.sequences);
+  absl::StrAppendFormat(&text, "at once: with --max-num-seqs %u\n",
+                        max_sequences);
+  return text;
+}
+
 json KvPlanJson(const KvPlan& plan, const SessionOptions& options) {
-  json lengths = json::array();
-  for (const KvLengthPlan& length : plan.lengths)
-    lengths.push_back({{"tokens", length.tokens},
-                       {"kept", length.kept.value()},
-                       {"mapped", length.mapped.value()},
-                       {"sequences", length.sequences}});
   return {{"decodes", false},
           {"why_not_decoded", plan.why_not_decoded},
           {"fits", plan.fits ? json(*plan.fits) : json()},
@@ -91,10 +110,10 @@ json KvPlanJson(const KvPlan& plan, const SessionOptions& options) {
           {"kv", KvJson(options, plan.kinds, plan.token, plan.layers_per_row,
                         plan.kv, plan.layouts)},
           {"max_model_len", plan.max_model_len},
-          {"batches", std::move(lengths)}};
+          {"batches", BatchesJson(plan.lengths)}};
 }
 
-std::string KvPlanText(const KvPlan& plan) {
+std::string KvPlanText(const KvPlan& plan, const SessionOptions& options) {
   std::string text;
   const auto line = [&text](const char* title, const std::string& value) {
     absl::StrAppendFormat(&text, "%-18s %s\n", title, value);
@@ -113,13 +132,7 @@ std::string KvPlanText(const KvPlan& plan) {
                        FormatBytes(plan.kv), FormatBytes(plan.token),
                        plan.layers_per_row));
   absl::StrAppend(&text, KvFormulaText(plan.kinds));
-  text +=
-      "\n  tokens each   bytes of keys and values   bytes in pages   "
-      "sequences at once\n";
-  for (const KvLengthPlan& length : plan.lengths)
-    absl::StrAppendFormat(&text, "%13u   %24u   %14u   %17u\n", length.tokens,
-                          length.kept.value(), length.mapped.value(),
-                          length.sequences);
+  absl::StrAppend(&text, BatchesText(plan.lengths, options.max_sequences));
   absl::StrAppend(&text, KvLayoutsText(plan.layouts));
   if (plan.fits) text += *plan.fits ? "\nIt fits.\n" : "\nIt does not fit.\n";
   return text;

@@ -22,12 +22,16 @@ nlohmann::json KvJson(const SessionOptions& options,
                       const KvLayoutChoice& layouts);
 // How many bytes a token takes, and why: a line for each kind of layer.
 std::string KvFormulaText(const std::vector<KvKindSize>& kinds);
+// "batches", and the table of the same: sequences of several lengths.
+nlohmann::json BatchesJson(const std::vector<KvLengthPlan>& lengths);
+std::string BatchesText(const std::vector<KvLengthPlan>& lengths,
+                        uint32_t max_sequences);
 // The table of layouts and their waste.
 std::string KvLayoutsText(const KvLayoutChoice& layouts);
 
 // A plan of keys and values alone.
 nlohmann::json KvPlanJson(const KvPlan& plan, const SessionOptions& options);
-std::string KvPlanText(const KvPlan& plan);
+std::string KvPlanText(const KvPlan& plan, const SessionOptions& options);
 
 }  // namespace quire
 

@@ -12,6 +12,7 @@
 
 #include "model/cli/options.h"
 #include "model/cli/output.h"
+#include "model/cli/usage_error.h"
 #include "model/cli/verbs.h"
 
 namespace quire {
@@ -48,7 +49,10 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kOk : kWrongUsage;
+    // Help and version are errors to CLI11, too.
+    if (error.get_exit_code() == 0) return app.exit(error);
+    PrintError(DescribeUsageError(app, error) + "; --help says more");
+    return kWrongUsage;
   }
   const absl::Status status = chosen();
   if (status.ok()) return kOk;

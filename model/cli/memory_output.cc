@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "model/cli/output.h"
-#include "quire/loader/output_file.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/output_file.h"
 
 namespace quire {
 

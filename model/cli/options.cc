@@ -65,8 +65,10 @@ CLI::Option* AddBytesOption(CLI::App* app, const std::string& name,
           help)
       ->check(CLI::Validator(
           [](const std::string& text) {
-            return ParseBytes(text) ? std::string()
-                                    : text + " is no size such as 8GiB";
+            return ParseBytes(text)
+                       ? std::string()
+                       : absl::StrCat("'", text,
+                                      "' is no size such as 8GiB, below 16EiB");
           },
           "BYTES"));
 }
@@ -126,7 +128,7 @@ void AddDeviceOptions(CLI::App* app, DriverChoice drivers,
       ->check(cuda ? CLI::IsMember({"host", "cuda"}) : CLI::IsMember({"host"}))
       ->capture_default_str();
   AddBytesOption(app, "--device-memory", &options->device_memory,
-                 "Memory of the software device [this machine's]");
+                 "Memory of the software device; 0: this machine's [0]");
   app->add_option("--gpu-memory-utilization", options->memory_utilization,
                   "Part of the device's memory that may be used")
       ->check(CLI::Range(0.01, 1.0))
@@ -138,7 +140,8 @@ void AddDeviceOptions(CLI::App* app, DriverChoice drivers,
             const Bytes size = ParseBytes(text).value_or(Bytes(0));
             return IsPowerOfTwo(size.value()) && size >= KiB(4)
                        ? std::string()
-                       : text + " is no power of two from 4KiB on";
+                       : absl::StrCat("'", text,
+                                      "' is no power of two from 4KiB on");
           },
           "POWER OF TWO"));
 }

@@ -43,10 +43,13 @@ void AddDeviceOptions(CLI::App* app, DriverChoice drivers,
 // --kv-dtype, --layers-per-row, --mean-tokens, --waste-limit, --max-cache-len,
 // --attention-sinks.
 void AddKvLayoutOptions(CLI::App* app, SessionOptions* options);
-// --kv-cache, --block-size, --swap-space, --page-ahead, and who runs when it is
-// full, --victims, --halve-above, --grow-below: of verbs that run a model and
-// need no memory beside what the session has, since a paged cache takes all.
+// --kv-cache, --block-size, --swap-space, --page-ahead: of verbs that run a
+// model and need no memory beside what the session has, since a paged cache
+// takes all.
 void AddKvCacheOptions(CLI::App* app, SessionOptions* options);
+// Who runs when the cache is full, --victims, --halve-above, --grow-below: of
+// verbs that run several sequences at once.
+void AddBatchOptions(CLI::App* app, SessionOptions* options);
 // --adapter: folders of LoRA adapters.
 CLI::Option* AddAdapterOption(CLI::App* app, std::vector<std::string>* folders,
                               const std::string& help);
@@ -72,10 +75,9 @@ void AddPlacementOptions(CLI::App* app, PlacementOptions* options);
 // --progress: "auto", "json" or "none", for LoadProgressIn.
 void AddProgressOption(CLI::App* app, std::string* mode);
 // The options of every verb that runs a model: the device's,
-// AddKvLayoutOptions,
-// --threads, --activations, --max-num-seqs, --max-model-len,
-// --max-num-batched-tokens. The decoder computes on the host; a plan can be for
-// a GPU.
+// AddKvLayoutOptions, --threads, --activations, --max-num-seqs,
+// --max-model-len, --max-num-batched-tokens. The decoder computes on the host;
+// a plan can be for a GPU.
 void AddSessionOptions(CLI::App* app, SessionOptions* options,
                        DriverChoice drivers = DriverChoice::kHost);
 

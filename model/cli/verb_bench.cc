@@ -11,8 +11,10 @@
 #include "absl/strings/str_format.h"
 #include "model/cli/memory_output.h"
 #include "model/cli/offload_bound.h"
+#include "model/cli/option_rules.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
+#include "model/cli/runnable.h"
 #include "model/cli/verbs.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/engine.h"
@@ -167,14 +169,18 @@ void AddBenchVerb(CLI::App* app, Action* chosen) {
   verb->add_flag("--json", options->json, "Machine-readable");
   AddSessionOptions(verb, &options->session);
   AddKvCacheOptions(verb, &options->session);
+  AddBatchOptions(verb, &options->session);
   AddMemoryOutputOptions(verb, &options->memory);
   verb->callback([=] {
-    RejectBadOptions(options->session.Validate());
+    FinishSessionOptions(*verb, &options->session);
     // The lengths are known here: those halfway through the decoding.
     if (options->session.kv_workload.mean_tokens == 0)
       options->session.kv_workload.mean_tokens =
           uint64_t{options->prompt_tokens} + options->new_tokens / 2;
-    *chosen = [=] { return Bench(*options); };
+    *chosen = [=] {
+      return WithAllThatIsMissing(Bench(*options), options->model,
+                                  options->session, {});
+    };
   });
 }
 

@@ -12,8 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "model/cli/memory_output.h"
+#include "model/cli/option_rules.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
+#include "model/cli/runnable.h"
 #include "model/cli/stream_view.h"
 #include "model/cli/verbs.h"
 #include "model/tokenizer/stop_checker.h"
@@ -166,6 +168,8 @@ absl::Status PrintCompletions(const GenerateOptions& options,
 }
 
 absl::Status Generate(GenerateOptions options) {
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
+                         OpenRunnable(options.model));
   // A checkpoint without a tokenizer can still be driven by token ids.
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       Tokenizer::Load(options.model);
@@ -178,7 +182,7 @@ absl::Status Generate(GenerateOptions options) {
   QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
   options.session.adapters = NameAdapters(options.adapters);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                         Session::Open(options.model, options.session));
+                         Session::Open(std::move(checkpoint), options.session));
   PrintModelWarnings(*session);
   // Who leaves the choice to the program learns what it was.
   if (options.session.layers_per_row == kAutoLayersPerRow)
@@ -303,6 +307,7 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
   AddSessionOptions(verb, &options->session);
   AddProgressOption(verb, &options->progress);
   AddKvCacheOptions(verb, &options->session);
+  AddBatchOptions(verb, &options->session);
   AddMemoryOutputOptions(verb, &options->memory);
   verb->callback([=] {
     if (prompt->empty() && tokens->empty())
@@ -316,9 +321,18 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
     options->sampling_given = std::any_of(
         sampling.begin(), sampling.end(),
         [](const CLI::Option* option) { return option->count() > 0; });
+    // Where --temperature 0 is given, it is the choice that counts.
+    for (const char* option : {"--top-k", "--top-p", "--min-p"})
+      RejectIdleOption(
+          *verb, option,
+          options->sampling.temperature != 0 || IsGiven(*verb, "--temperature"),
+          "without --temperature above 0");
     RejectBadOptions(options->sampling.Validate());
-    RejectBadOptions(options->session.Validate());
-    *chosen = [=] { return Generate(*options); };
+    FinishSessionOptions(*verb, &options->session);
+    *chosen = [=] {
+      return WithAllThatIsMissing(Generate(*options), options->model,
+                                  options->session, options->adapters);
+    };
   });
 }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "model/cli/inspection.h"
 #include "model/cli/memory_output.h"
+#include "model/cli/option_rules.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
@@ -214,7 +215,12 @@ void AddLoadVerb(CLI::App* app, Action* chosen) {
       ->capture_default_str();
   AddDeviceOptions(verb, DriverChoice::kHostOrCuda, &options->device);
   verb->add_flag("--json", options->json, "Machine-readable");
-  verb->callback([=] { *chosen = [=] { return Load(*options); }; });
+  verb->callback([=] {
+    for (const char* option : {"--device-memory", "--backing"})
+      RejectIdleOption(*verb, option, options->device.driver == "host",
+                       "without --driver host");
+    *chosen = [=] { return Load(*options); };
+  });
 }
 
 }  // namespace quire

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "model/cli/npy_writer.h"
+#include "model/cli/option_rules.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
+#include "model/cli/runnable.h"
 #include "model/cli/verbs.h"
 #include "quire/alloc/status_macros.h"
 
@@ -65,8 +67,11 @@ void AddLogitsVerb(CLI::App* app, Action* chosen) {
   AddSessionOptions(verb, &options->session);
   AddKvCacheOptions(verb, &options->session);
   verb->callback([=] {
-    RejectBadOptions(options->session.Validate());
-    *chosen = [=] { return Logits(*options); };
+    FinishSessionOptions(*verb, &options->session);
+    *chosen = [=] {
+      return WithAllThatIsMissing(Logits(*options), options->model,
+                                  options->session, options->adapters);
+    };
   });
 }
 

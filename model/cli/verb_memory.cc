@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
-#include "quire/loader/output_file.h"
 #include "quire/alloc/memory_snapshot.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_text.h"
+#include "quire/loader/output_file.h"
 
 namespace quire {
 namespace {

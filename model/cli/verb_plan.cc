@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "model/cli/kv_plan_output.h"
+#include "model/cli/option_rules.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/verbs.h"
@@ -110,12 +111,6 @@ json ToJson(const ModelPlan& plan, const SessionOptions& options) {
     adapters.push_back(
         {{"name", adapter.name}, {"bytes", adapter.size.value()}});
   }
-  json batches = json::array();
-  for (const PlannedBatch& batch : plan.batches) {
-    batches.push_back({{"tokens", batch.tokens},
-                       {"kept", batch.kept.value()},
-                       {"sequences", batch.sequences}});
-  }
   return {{"decodes", true},
           {"fits", plan.fits},
           {"device_memory", plan.device_memory.value()},
@@ -132,7 +127,7 @@ json ToJson(const ModelPlan& plan, const SessionOptions& options) {
           {"tokens", plan.kv_tokens},
           {"max_model_len", plan.max_model_len},
           {"longest_sequence", plan.longest_sequence},
-          {"batches", std::move(batches)},
+          {"batches", BatchesJson(plan.batches)},
           {"placement", std::move(parts)},
           {"device_map", MapJson(plan.parts, places)},
           {"devices", DevicesJson(plan)},
@@ -207,8 +202,8 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
                        FormatBytes(plan.rule_of_thumb)));
   line("workspace", FormatBytes(plan.workspace));
   for (const WeightPart& adapter : plan.adapters) {
-    line("adapter",
-         absl::StrFormat("%s for %s", FormatBytes(adapter.size), adapter.name));
+    line("adapter", absl::StrFormat("%s for %s", FormatBytes(adapter.size),
+                                    Printable(adapter.name)));
   }
   line("on devices",
        absl::StrFormat("%s in pages, with buffers", FormatBytes(plan.fixed)));
@@ -225,11 +220,7 @@ std::string ToText(const ModelPlan& plan, const SessionOptions& options) {
        absl::StrFormat("%u of %u tokens", plan.longest_sequence,
                        plan.max_model_len));
   absl::StrAppend(&text, "\n place\n", PlacementText(plan));
-  text += "\n  tokens each   bytes of keys and values   sequences at once\n";
-  for (const PlannedBatch& batch : plan.batches) {
-    absl::StrAppendFormat(&text, "%13u   %24u   %17u\n", batch.tokens,
-                          batch.kept.value(), batch.sequences);
-  }
+  absl::StrAppend(&text, BatchesText(plan.batches, options.max_sequences));
   absl::StrAppend(&text, KvLayoutsText(plan.layouts));
   text += plan.fits ? "\nIt fits.\n" : "\nIt does not fit.\n";
   for (const std::string& advice : plan.advice) {
@@ -245,7 +236,7 @@ absl::Status PrintKvPlan(const PlanOptions& options, const KvConfig& config,
       const KvPlan plan,
       PlanKv(config, weights, std::move(why_not_decoded), options.session));
   return options.json ? PrintJson(KvPlanJson(plan, options.session))
-                      : PrintText(KvPlanText(plan));
+                      : PrintText(KvPlanText(plan, options.session));
 }
 
 absl::Status PrintModelPlan(const PlanOptions& options,
@@ -268,9 +259,12 @@ absl::Status PrintModelPlan(const PlanOptions& options,
 absl::Status PlanWithoutDecoder(const PlanOptions& options,
                                 const Checkpoint& checkpoint,
                                 const absl::Status& refusal) {
-  if (checkpoint.format() == CheckpointFormat::kGguf) return refusal;
   const absl::StatusOr<KvConfig> config =
-      ParseKvConfig(checkpoint.config(), checkpoint.folder() + "/config.json");
+      checkpoint.format() == CheckpointFormat::kGguf
+          ? ParseGgufKvConfig(checkpoint.gguf_metadata(),
+                              checkpoint.files().front().path)
+          : ParseKvConfig(checkpoint.config(),
+                          checkpoint.folder() + "/config.json");
   QUIRE_RETURN_IF_ERROR(config.status());
   return PrintKvPlan(options, *config,
                      checkpoint.tensors().empty()
@@ -336,7 +330,7 @@ void AddPlanVerb(CLI::App* app, Action* chosen) {
                  "List every tensor: where it goes, and what it takes there");
   verb->add_flag("--json", options->json, "Machine-readable");
   verb->callback([=] {
-    RejectBadOptions(options->session.Validate());
+    FinishSessionOptions(*verb, &options->session, {.shows_all_layouts = true});
     *chosen = [=] { return Plan(*options); };
   });
 }

@@ -7,9 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "model/cli/option_rules.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
+#include "model/cli/runnable.h"
 #include "model/cli/verbs.h"
 #include "model/quantizer/activation_cache.h"
 #include "quire/alloc/status_macros.h"
@@ -93,6 +96,15 @@ void PlaceInCache(Bytes cache, SessionOptions* session) {
       {kDiskPlace, Bytes(UINT64_MAX)}};
 }
 
+// What the calibration and the caches make of the session's options.
+void AdaptSession(QuantizeVerbOptions* options) {
+  SessionOptions& session = options->session;
+  PlaceInCache(options->weight_cache, &session);
+  session.max_sequences = std::max(session.max_sequences, options->sequences);
+  session.decoder.max_logit_rows =
+      std::max(session.decoder.max_logit_rows, options->sequences);
+}
+
 absl::Status Quantize(QuantizeVerbOptions options) {
   QuantizeOptions& quantize = options.quantize;
   quantize.method = options.method == "gptq" ? QuantizeMethod::kGptq
@@ -104,19 +116,16 @@ absl::Status Quantize(QuantizeVerbOptions options) {
   };
   // Before the work: an unusable folder should say so at once.
   QUIRE_RETURN_IF_ERROR(CheckQuantizeOutput(options.out));
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
+                         OpenRunnable(options.model));
+  QUIRE_RETURN_IF_ERROR(CheckQuantizeSource(*checkpoint));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AnonymousPeakSampler> sampler,
                          AnonymousPeakSampler::Start());
-  PlaceInCache(options.weight_cache, &options.session);
   options.session.streaming.progress = LoadProgressLine();
-  options.session.max_sequences =
-      std::max(options.session.max_sequences, options.sequences);
-  options.session.decoder.max_logit_rows =
-      std::max(options.session.decoder.max_logit_rows, options.sequences);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                          Tokenizer::Load(options.model));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                         Session::Open(options.model, options.session));
-  QUIRE_RETURN_IF_ERROR(CheckQuantizeSource(*session));
+                         Session::Open(std::move(checkpoint), options.session));
   std::vector<std::vector<TokenId>> calibration;
   if (quantize.method == QuantizeMethod::kGptq) {
     QUIRE_ASSIGN_OR_RETURN(
@@ -145,6 +154,29 @@ absl::Status Quantize(QuantizeVerbOptions options) {
       FormatBytes(report.layer)));
 }
 
+void RejectIdleOptions(const CLI::App& verb,
+                       const QuantizeVerbOptions& options) {
+  RejectIdleOption(verb, "--seed", !IsGiven(verb, "--calibration-file"),
+                   "with --calibration-file");
+  RejectIdleOption(verb, "--weight-cache", !options.session.placement.in_use(),
+                   "with --device-map or --max-memory");
+}
+
+// What calibration alone reads. No wrong usage: methods are compared with
+// options that are the same otherwise.
+void WarnOfIdleOptions(const CLI::App& verb,
+                       const QuantizeVerbOptions& options) {
+  if (options.method == "gptq") return;
+  for (const char* option :
+       {"--act-order", "--static-groups", "--damp-percent",
+        "--calibration-file", "--calibration-sequences", "--calibration-length",
+        "--seed", "--activation-cache"})
+    if (IsGiven(verb, option))
+      PrintWarning(absl::StrCat(AsGiven(verb, option),
+                                " has no effect with --method ",
+                                options.method));
+}
+
 struct PerplexityOptions {
   std::string model;
   std::string text_file;
@@ -155,6 +187,8 @@ struct PerplexityOptions {
 };
 
 absl::Status Perplexity(PerplexityOptions options) {
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
+                         OpenRunnable(options.model));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                          Tokenizer::Load(options.model));
   QUIRE_ASSIGN_OR_RETURN(const std::string text,
@@ -163,7 +197,7 @@ absl::Status Perplexity(PerplexityOptions options) {
   if (tokens.size() > options.max_tokens) tokens.resize(options.max_tokens);
   options.session.streaming.progress = LoadProgressLine();
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                         Session::Open(options.model, options.session));
+                         Session::Open(std::move(checkpoint), options.session));
   QUIRE_ASSIGN_OR_RETURN(const double perplexity,
                          ComputePerplexity(*session, tokens, options.window,
                                            [](uint64_t done, uint64_t total) {
@@ -197,7 +231,13 @@ void AddPerplexityVerb(CLI::App* app, Action* chosen) {
   verb->add_flag("--json", options->json, "Machine-readable");
   AddSessionOptions(verb, &options->session);
   AddKvCacheOptions(verb, &options->session);
-  verb->callback([=] { *chosen = [=] { return Perplexity(*options); }; });
+  verb->callback([=] {
+    FinishSessionOptions(*verb, &options->session);
+    *chosen = [=] {
+      return WithAllThatIsMissing(Perplexity(*options), options->model,
+                                  options->session, {});
+    };
+  });
 }
 
 }  // namespace
@@ -261,8 +301,15 @@ void AddQuantizeVerbs(CLI::App* app, Action* chosen) {
           "--weight-cache", FormatBytes(options->weight_cache) +
                                 ": takes at least " + FormatBytes(kRings) +
                                 ", for the rings that weights pass through");
+    FinishSessionOptions(*verb, &options->session, {.places_weights = true});
+    RejectIdleOptions(*verb, *options);
+    WarnOfIdleOptions(*verb, *options);
     RejectBadOptions(options->quantize.Validate());
-    *chosen = [=] { return Quantize(*options); };
+    AdaptSession(options.get());
+    *chosen = [=] {
+      return WithAllThatIsMissing(Quantize(*options), options->model,
+                                  options->session, {});
+    };
   });
   AddPerplexityVerb(app, chosen);
 }

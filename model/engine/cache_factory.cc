@@ -109,18 +109,6 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreateCache(
     Runtime* runtime, const ModelConfig& config,
     const std::vector<DeviceLayers>& devices, const Decoder& decoder,
     const SessionOptions& options) {
-  if (!options.swap_space.zero() &&
-      options.kv_cache != KvCacheKind::kContiguous)
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a swap space of ", FormatBytes(options.swap_space),
-        " needs the contiguous KV cache: what is preempted in the ",
-        KvCacheKindName(options.kv_cache), " one is computed again"));
-  if (options.page_ahead > 0 && options.kv_cache != KvCacheKind::kContiguous)
-    return absl::InvalidArgumentError(
-        absl::StrCat("--page-ahead ", options.page_ahead,
-                     " needs the contiguous KV cache: the ",
-                     KvCacheKindName(options.kv_cache),
-                     " one has all its pages from the start"));
   std::vector<std::unique_ptr<SequenceCache>> parts;
   std::vector<SplitLayer> layers(config.layers);
   for (const DeviceLayers& part : devices) {

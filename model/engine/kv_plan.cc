@@ -38,7 +38,7 @@ std::string Formula(const KvLayerKind& kind, uint32_t layers, Bytes token) {
 }
 
 KvLengthPlan PlanLength(const KvLayout& layout, uint64_t tokens,
-                        const KvPlan& plan) {
+                        const KvPlan& plan, uint32_t max_sequences) {
   constexpr Bytes kTooMany(UINT64_MAX);
   KvLengthPlan length;
   length.tokens = tokens;
@@ -47,8 +47,8 @@ KvLengthPlan PlanLength(const KvLayout& layout, uint64_t tokens,
   length.mapped = pages
                       ? CheckedBytes(*pages, plan.page_size).value_or(kTooMany)
                       : kTooMany;
-  length.sequences =
-      plan.kv.value() / std::max<uint64_t>(length.mapped.value(), 1);
+  length.room = plan.kv.value() / std::max<uint64_t>(length.mapped.value(), 1);
+  length.sequences = std::min<uint64_t>(length.room, max_sequences);
   return length;
 }
 
@@ -120,8 +120,9 @@ absl::StatusOr<KvPlan> PlanKv(const KvConfig& config,
     plan.layers_per_row =
         std::max(plan.layers_per_row, std::min(row.layers, size.layers));
   for (const uint64_t tokens : PlannedLengths(plan.max_model_len))
-    plan.lengths.push_back(PlanLength(layout, tokens, plan));
-  if (weights) plan.fits = plan.lengths.front().sequences > 0;
+    plan.lengths.push_back(
+        PlanLength(layout, tokens, plan, options.max_sequences));
+  if (weights) plan.fits = plan.lengths.front().room > 0;
   return plan;
 }
 

@@ -11,9 +11,9 @@ namespace quire {
 absl::StatusOr<uint64_t> LongestSequence(uint64_t max_positions,
                                          const SessionOptions& options) {
   if (options.max_model_len > max_positions)
-    return absl::InvalidArgumentError(
-        absl::StrCat("a maximum of ", options.max_model_len,
-                     " tokens exceeds the model's own, ", max_positions));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-model-len ", options.max_model_len,
+        " exceeds the model's own limit of ", max_positions, " tokens"));
   return options.max_model_len == 0 ? max_positions : options.max_model_len;
 }
 
@@ -28,13 +28,75 @@ EngineOptions SessionOptions::ForEngine() const {
           .batch_limit = batch_limit};
 }
 
+namespace {
+
+// What the contiguous cache alone can do: the others have all their memory from
+// the start, and compute again what was preempted.
+absl::Status CheckCacheKind(const SessionOptions& options) {
+  if (options.kv_cache == KvCacheKind::kContiguous) return absl::OkStatus();
+  std::string option;
+  if (options.page_ahead > 0)
+    option = absl::StrCat("--page-ahead ", options.page_ahead);
+  else if (!options.swap_space.zero())
+    option = absl::StrCat("--swap-space ", FormatBytes(options.swap_space));
+  else if (!options.sharing.ledger.empty())
+    option = absl::StrCat("--ledger ", options.sharing.ledger);
+  if (option.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      option, " takes --kv-cache ", KvCacheKindName(KvCacheKind::kContiguous),
+      ", which --kv-cache ", KvCacheKindName(options.kv_cache), " is not"));
+}
+
+// Whether each device can have a page at all.
+absl::Status CheckPages(const SessionOptions& options) {
+  const Bytes page = options.device.page_size;
+  const auto check = [&](Bytes memory, const std::string& option) {
+    return memory >= page
+               ? absl::OkStatus()
+               : absl::InvalidArgumentError(absl::StrCat(
+                     option, FormatBytes(memory), " holds no page of ",
+                     FormatBytes(page), ": more, or a smaller --page-unit"));
+  };
+  if (!options.device.device_memory.zero())
+    QUIRE_RETURN_IF_ERROR(
+        check(options.device.device_memory, "--device-memory "));
+  for (const MemoryLimit& limit : options.placement.max_memory) {
+    if (limit.place.tier == MemoryTier::kDevice)
+      QUIRE_RETURN_IF_ERROR(
+          check(limit.limit,
+                absl::StrCat("--max-memory ", PlaceName(limit.place), ":")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSharing(const SessionOptions& options) {
+  if (options.sharing.ledger.empty()) {
+    if (options.sharing.min.zero()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ledger-min ", FormatBytes(options.sharing.min),
+                     " is kept free by those who share a --ledger, and none is "
+                     "given"));
+  }
+  if (options.placement.in_use())
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ledger ", options.sharing.ledger,
+                     " claims all weights for one device: neither --device-map "
+                     "nor --max-memory go with it"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status SessionOptions::Validate() const {
+  QUIRE_RETURN_IF_ERROR(CheckPages(*this));
+  QUIRE_RETURN_IF_ERROR(CheckCacheKind(*this));
+  QUIRE_RETURN_IF_ERROR(CheckSharing(*this));
   // NaN is out of order with everything.
   if (!(batch_limit.grow_below >= 0 &&
         batch_limit.grow_below <= batch_limit.halve_above))
     return absl::InvalidArgumentError(absl::StrCat(
-        "--grow-below ", batch_limit.grow_below, " exceeds --halve-above ",
-        batch_limit.halve_above, ", or is below 0"));
+        "--grow-below ", batch_limit.grow_below,
+        " is to be from 0 to --halve-above, ", batch_limit.halve_above));
   if (kv_limit.max_tokens == 0 && kv_limit.sinks > 0)
     return absl::InvalidArgumentError(
         absl::StrCat("--attention-sinks ", kv_limit.sinks,
@@ -94,9 +156,9 @@ absl::StatusOr<LayersInRow> LayersPerRow(const KvModelShape& shape,
     return LayersInRow{choice.options.layers_per_row, choice.reason};
   }
   if (options.layers_per_row > layers)
-    return absl::InvalidArgumentError(
-        absl::StrCat("--layers-per-row ", options.layers_per_row,
-                     ": there are ", layers, " layers"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--layers-per-row ", options.layers_per_row, ": there are ", layers,
+        " layers; 1 to ", layers, ", all or auto"));
   if (options.layers_per_row == 0)
     return LayersInRow{layers,
                        absl::StrCat(layers,

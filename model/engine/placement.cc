@@ -105,12 +105,33 @@ struct PolicyMap {
   std::vector<MemoryLimit> limits;
 };
 
+// Where no policy has a place for every part: what all of them lack, beside the
+// one that was the first without a place.
+absl::Status WithSumOfParts(const absl::Status& status,
+                            std::span<const PlacementBlock> blocks,
+                            const std::vector<MemoryLimit>& limits) {
+  if (!absl::IsResourceExhausted(status)) return status;
+  Bytes parts;
+  Bytes room;
+  for (const PlacementBlock& block : blocks)
+    parts = SaturatingAdd(parts, block.size);
+  for (const MemoryLimit& limit : limits)
+    room = SaturatingAdd(room, limit.limit);
+  if (parts <= room) return status;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      status.message(), "; all parts take ", FormatBytes(parts),
+      ", and all places hold ", FormatBytes(room), ": ",
+      FormatBytes(SaturatingSubtract(parts, room)), " are missing in all"));
+}
+
 absl::StatusOr<PolicyMap> PlanWithinDevices(
     const Checkpoint& checkpoint, const ModelConfig& config,
     const SessionOptions& options, const std::vector<Bytes>& devices,
     std::span<const PlacementBlock> blocks, PlacementRules rules) {
-  QUIRE_ASSIGN_OR_RETURN(DeviceMap first_map, PlanDeviceMap(blocks, rules));
-  const PolicyMap first{std::move(first_map), rules.limits};
+  absl::StatusOr<DeviceMap> first_map = PlanDeviceMap(blocks, rules);
+  if (!first_map.ok())
+    return WithSumOfParts(first_map.status(), blocks, rules.limits);
+  const PolicyMap first{*std::move(first_map), rules.limits};
   DeviceMap map = first.map;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     QUIRE_ASSIGN_OR_RETURN(

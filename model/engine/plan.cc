@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -30,6 +31,16 @@ class KvRoom {
           page_size.value());
   }
 
+  // Pages under one sequence, on all devices.
+  Bytes BytesOf(uint64_t tokens) const {
+    Bytes bytes;
+    for (const DeviceLayers& part : layers_) {
+      const auto pages = part.layout.PagesForTokens(tokens, page_size_);
+      const auto size = pages ? CheckedBytes(*pages, page_size_) : std::nullopt;
+      bytes = SaturatingAdd(bytes, size.value_or(Bytes(UINT64_MAX)));
+    }
+    return bytes;
+  }
   // A sequence takes pages of every device that layers run on.
   uint64_t SequencesOf(uint64_t tokens) const {
     uint64_t sequences = UINT64_MAX;
@@ -242,13 +253,16 @@ absl::StatusOr<std::vector<PlannedAlternative>> FindAlternatives(
   return alternatives;
 }
 
-std::vector<PlannedBatch> Batches(const KvRoom& room, const KvLayout& layout,
-                                  uint64_t max_model_len) {
-  std::vector<PlannedBatch> batches;
-  for (const uint64_t tokens : PlannedLengths(max_model_len))
-    batches.push_back({tokens,
-                       layout.KeptBytes(tokens).value_or(Bytes(UINT64_MAX)),
-                       room.SequencesOf(tokens)});
+std::vector<KvLengthPlan> Batches(const KvRoom& room, const KvLayout& layout,
+                                  uint64_t max_model_len,
+                                  uint32_t max_sequences) {
+  std::vector<KvLengthPlan> batches;
+  for (const uint64_t tokens : PlannedLengths(max_model_len)) {
+    const uint64_t fit = room.SequencesOf(tokens);
+    batches.push_back(
+        {tokens, layout.KeptBytes(tokens).value_or(Bytes(UINT64_MAX)),
+         room.BytesOf(tokens), fit, std::min<uint64_t>(fit, max_sequences)});
+  }
   return batches;
 }
 
@@ -316,7 +330,7 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
   plan.longest_sequence = outlook.longest_sequence;
   plan.batches =
       Batches(KvRoom(outlook.reservation, plan.devices, plan.page_size), layout,
-              plan.max_model_len);
+              plan.max_model_len, options.max_sequences);
   plan.fits =
       outlook.weights_fit && plan.longest_sequence == plan.max_model_len;
   if (plan.fits) return plan;

@@ -55,18 +55,6 @@ absl::StatusOr<std::unique_ptr<Driver>> CreateDriver(
 absl::StatusOr<std::unique_ptr<SharedDevice>> JoinLedger(
     Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
     const SessionOptions& options) {
-  if (options.kv_cache != KvCacheKind::kContiguous)
-    return absl::InvalidArgumentError(
-        absl::StrCat("a ledger (", options.sharing.ledger,
-                     ") needs the contiguous KV cache:"
-                     " the ",
-                     KvCacheKindName(options.kv_cache),
-                     " one takes its memory at the start"));
-  if (options.placement.in_use())
-    return absl::InvalidArgumentError(
-        absl::StrCat("a ledger (", options.sharing.ledger,
-                     ") claims all weights for one device: there is no device "
-                     "map and no memory limit beside it"));
   QUIRE_ASSIGN_OR_RETURN(const KvLayout layout, MakeKvLayout(config, options));
   QUIRE_ASSIGN_OR_RETURN(const uint64_t longest,
                          LongestSequence(config, options));
@@ -138,8 +126,16 @@ absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(
     const std::string& model_path, const SessionOptions& options) {
   QUIRE_RETURN_IF_ERROR(options.Validate());
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
+                         Checkpoint::Open(model_path));
+  return Open(std::move(checkpoint), options);
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Open(
+    std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& options) {
+  QUIRE_RETURN_IF_ERROR(options.Validate());
   std::unique_ptr<Session> session(new Session());
-  QUIRE_ASSIGN_OR_RETURN(session->checkpoint_, Checkpoint::Open(model_path));
+  session->checkpoint_ = std::move(checkpoint);
   QUIRE_ASSIGN_OR_RETURN(session->config_,
                          ParseModelConfig(*session->checkpoint_));
   const ModelConfig& config = session->config_;

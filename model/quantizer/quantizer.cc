@@ -16,6 +16,8 @@
 #include "model/quantizer/output_folder.h"
 #include "model/quantizer/part_feed.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/quantization.h"
+#include "quire/loader/quote.h"
 #include "quire/paging/kv_cache.h"
 
 namespace quire {
@@ -346,13 +348,26 @@ absl::Status QuantizeOptions::Validate() const {
   return absl::OkStatus();
 }
 
-absl::Status CheckQuantizeSource(const Session& source) {
-  const std::string& folder = source.checkpoint().folder();
-  if (source.checkpoint().Find("rope_freqs.weight") != nullptr)
+absl::Status CheckQuantizeSource(const Checkpoint& source) {
+  if (source.Find("rope_freqs.weight") != nullptr)
     return absl::UnimplementedError(absl::StrCat(
-        folder,
+        source.folder(),
         ": rope_freqs.weight has no equivalent in config.json; quantise from "
         "the Hugging Face checkpoint of this model"));
+  QUIRE_ASSIGN_OR_RETURN(const QuantizedModules quantized,
+                         FindQuantizedModules(source));
+  if (quantized.gptq.empty() && quantized.scaled.empty())
+    return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      source.folder(), ": ",
+      Printable(quantized.gptq.empty() ? quantized.scaled.front().name
+                                       : quantized.gptq.front().name),
+      " is quantised already; quantise from the checkpoint in 16 or 32 bits"));
+}
+
+absl::Status CheckQuantizeSource(const Session& source) {
+  QUIRE_RETURN_IF_ERROR(CheckQuantizeSource(source.checkpoint()));
+  const std::string& folder = source.checkpoint().folder();
   if (!IsDense(source.weights().output()))
     return absl::FailedPreconditionError(
         absl::StrCat(folder, ": the output head is quantised already"));

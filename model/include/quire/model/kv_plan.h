@@ -39,7 +39,8 @@ struct KvLengthPlan {
   uint64_t tokens = 0;
   Bytes kept;              // of one: what its layers keep
   Bytes mapped;            // of one: the pages under that
-  uint64_t sequences = 0;  // that fit at once
+  uint64_t room = 0;       // sequences that memory holds at once
+  uint64_t sequences = 0;  // that run at once: of these, --max-num-seqs at most
 };
 struct KvPlan {
   std::string model_type;
@@ -52,10 +53,10 @@ struct KvPlan {
   Bytes kv;  // what weights leave of it, as far as they are known
 
   std::vector<KvKindSize> kinds;
-  Bytes token;                  // of all layers
+  Bytes token;  // of all layers
   // Of the KV layout: at most those of the kind that has most of them.
   uint32_t layers_per_row = 0;
-  KvLayoutChoice layouts;       // that there are, and their waste
+  KvLayoutChoice layouts;  // that there are, and their waste
   uint64_t max_model_len = 0;
   std::vector<KvLengthPlan> lengths;
   // Whether there is room for a sequence beside the weights; nullopt where

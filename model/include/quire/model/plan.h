@@ -24,13 +24,6 @@
 
 namespace quire {
 
-// How many sequences of one length fit at once.
-struct PlannedBatch {
-  uint64_t tokens;
-  Bytes kept;  // of one: its keys and values, to the byte
-  uint64_t sequences;
-};
-
 // One device of a plan.
 struct DevicePlan {
   Bytes usable;     // in whole pages
@@ -88,7 +81,7 @@ struct ModelPlan {
   uint64_t kv_tokens = 0;         // of kv / kv_token
   uint64_t longest_sequence = 0;  // alone; at most max_model_len
   // At powers of two up to max_model_len, and there.
-  std::vector<PlannedBatch> batches;
+  std::vector<KvLengthPlan> batches;
 
   // Whether the model runs: its weights, its workspace, the adapters, and one
   // sequence of max_model_len.

@@ -63,7 +63,9 @@ struct QuantizeReport {
 };
 
 // Whether QuantizeModel can read `source` and write `out`, for who wants to
-// know before the work: plain weights; a new folder or an empty one.
+// know before the work: plain weights, in the files or as a session holds them;
+// a new folder or an empty one.
+absl::Status CheckQuantizeSource(const Checkpoint& source);
 absl::Status CheckQuantizeSource(const Session& source);
 absl::Status CheckQuantizeOutput(const std::string& out);
 

@@ -157,6 +157,9 @@ class Session {
  public:
   static absl::StatusOr<std::unique_ptr<Session>> Open(
       const std::string& model_path, const SessionOptions& options);
+  // Of a checkpoint that was looked at before.
+  static absl::StatusOr<std::unique_ptr<Session>> Open(
+      std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& options);
 
   ~Session();
 
