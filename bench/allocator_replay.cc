@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/option_checks.h"
 #include "bench/program.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/allocation_trace.h"
@@ -169,6 +170,21 @@ void PrintTable(const std::vector<Result>& results) {
   }
 }
 
+// Whether there is room for a page.
+absl::Status CheckSizes(const Options& options) {
+  const Bytes page = *ParseBytes(options.page_size);
+  const auto check = [&](const char* option, const std::string& text) {
+    return *ParseBytes(text) >= page
+               ? absl::OkStatus()
+               : absl::InvalidArgumentError(absl::StrCat(option, " ", text,
+                                                         " holds no page of ",
+                                                         options.page_size));
+  };
+  QUIRE_RETURN_IF_ERROR(check("--device-memory", options.device_memory));
+  if (ParseBytes(options.limit)->zero()) return absl::OkStatus();
+  return check("--limit", options.limit);
+}
+
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Plays allocation traces and says what memory they took");
@@ -178,11 +194,14 @@ int Main(int argc, char** argv) {
       ->required();
   app.add_option("--device-memory", options.device_memory,
                  "Of the software device")
+      ->check(ByteSize())
       ->capture_default_str();
   app.add_option("--page-size", options.page_size, "Of a physical page")
+      ->check(PageSize())
       ->capture_default_str();
   app.add_option("--limit", options.limit,
                  "The most that may be used; 0: the whole device")
+      ->check(ByteSize())
       ->capture_default_str();
   app.add_flag("--threads", options.threads,
                "A thread for each one of the trace");
@@ -190,10 +209,8 @@ int Main(int argc, char** argv) {
                "Try what failed when it was recorded");
   app.add_flag("--json", options.json, "Machine-readable output");
   if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
-  for (const std::string* size :
-       {&options.device_memory, &options.page_size, &options.limit}) {
-    if (ParseBytes(*size)) continue;
-    std::cerr << "allocator_replay: \"" << *size << "\" is no size\n";
+  if (const absl::Status usage = CheckSizes(options); !usage.ok()) {
+    std::cerr << "allocator_replay: " << usage.message() << "\n";
     return kWrongUsage;
   }
   std::vector<Result> results;

@@ -134,6 +134,10 @@ class FragmentationStressTest(unittest.TestCase):
                  "bfc: preallocate"),
                 ((), "give --trace or --load"),
                 (("--load", "lifo", "--repeat", "0"), "--repeat"),
+                (("--trace", "t", "--events", "9"),
+                 "--events 9 has no effect without --load"),
+                (("--load", "lifo", "--timeline", "9"),
+                 "--timeline 9 has no effect without --json"),
                 (("--lod", "lifo"), "--lod")):
             with self.subTest(arguments):
                 ran = run(*arguments)

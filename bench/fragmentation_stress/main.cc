@@ -260,6 +260,13 @@ int Main(int argc, char** argv) {
     return Fail(kWrongUsage, absl::InvalidArgumentError(
                                  "nothing to play: give --trace or --load"));
   }
+  for (const absl::Status& idle :
+       {CheckIdleOptions(app, {"--seed", "--events", "--live"},
+                         !options.loads.empty(), "without --load"),
+        CheckIdleOptions(app, {"--timeline", "--page-maps"}, options.json,
+                         "without --json")}) {
+    if (!idle.ok()) return Fail(kWrongUsage, idle);
+  }
   const auto device_memory =
       ParseSize("--device-memory", options.device_memory);
   if (!device_memory.ok()) return Fail(kWrongUsage, device_memory.status());

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,9 @@
 
 namespace quire {
 namespace {
+
+// Of a layer, and of the elements of a head: more than any model has.
+constexpr uint32_t kMostHeads = 1u << 16;
 
 struct Options {
   ServingArguments serving;
@@ -47,12 +51,16 @@ void AddOptions(CLI::App* app, Options* options) {
          "Contiguous caches without --model or --caches; with --model\n"
          "all kinds are the default")
       ->delimiter(',')
+      ->check(CLI::Range(1u, kMaxKvLayers))
       ->capture_default_str();
   app->add_option("--layers", options->serving.layers, "Without --model")
+      ->check(CLI::Range(1u, kMaxKvLayers))
       ->capture_default_str();
-  app->add_option("--kv-heads", options->serving.kv_heads)
+  app->add_option("--kv-heads", options->serving.kv_heads, "Without --model")
+      ->check(CLI::Range(1u, kMostHeads))
       ->capture_default_str();
-  app->add_option("--head-dim", options->serving.head_dim)
+  app->add_option("--head-dim", options->serving.head_dim, "Without --model")
+      ->check(CLI::Range(1u, kMostHeads))
       ->capture_default_str();
   app->add_option("--create-us", options->create_us,
                   "Costs of creating a page; default: all of the file")
@@ -79,6 +87,33 @@ std::vector<std::string> CacheNames(const Options& options) {
   for (const uint32_t g : options.layers_per_row)
     names.push_back(absl::StrCat("contiguous:", g));
   return names;
+}
+
+// What is wrong with the options, whatever the requests are.
+absl::Status CheckOptions(const CLI::App& app, const Options& options) {
+  if (!options.burst_models.empty()) {
+    const std::set<std::string> read = {
+        "--bursts",      "--device-memory", "--gpu-memory-utilization",
+        "--page-size",   "--park",          "--requests",
+        "--prompt-mean", "--output-mean",   "--seed",
+        "--json"};
+    std::vector<std::string> idle;
+    for (const CLI::Option* const option : app.get_options()) {
+      std::string name = option->get_name();
+      if (!read.contains(name)) idle.push_back(std::move(name));
+    }
+    return CheckIdleOptions(app, idle, false, "with --bursts");
+  }
+  const ServingArguments& serving = options.serving;
+  QUIRE_RETURN_IF_ERROR(
+      CheckIdleOptions(app, {"--layers", "--kv-heads", "--head-dim"},
+                       serving.model.empty(), "with --model"));
+  QUIRE_RETURN_IF_ERROR(CheckIdleOptions(
+      app, {"--layers-per-row"},
+      serving.model.empty() && serving.caches.empty(),
+      serving.model.empty() ? "with --caches" : "with --model"));
+  return CheckServingArguments(app, serving, serving.trace.empty(),
+                               CacheNames(options));
 }
 
 absl::Status Run(const Options& options) {
@@ -161,23 +196,15 @@ absl::Status RunBursts(const Options& options) {
   bursts.requests = MakeRandomRequests(random);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<BurstResult> results,
                          SimulateBursts(bursts));
-  nlohmann::json json = {{"kv_memory_bytes", bursts.kv_memory.value()}};
-  for (const BurstResult& result : results) {
-    const double share =
-        result.peak_held.zero()
-            ? 0
-            : static_cast<double>(result.most_idle_held.value()) /
-                  static_cast<double>(result.peak_held.value());
-    json["models"].push_back(
-        {{"model", result.model},
-         {"requests_served", result.served},
-         {"preempted_requests", result.preemptions},
-         {"peak_held_bytes", result.peak_held.value()},
-         {"idle_held_bytes", result.most_idle_held.value()},
-         {"idle_share_of_peak", share}});
-  }
-  std::cout << json.dump(2) << "\n";
+  std::cout << (options.json
+                    ? BurstsToJson(bursts.kv_memory, results).dump(2) + "\n"
+                    : FormatBursts(bursts.kv_memory, results));
   return absl::OkStatus();
+}
+
+int Fail(int exit_status, const absl::Status& error) {
+  std::cerr << "kv_stress: " << error.message() << "\n";
+  return exit_status;
 }
 
 int Main(int argc, char** argv) {
@@ -190,11 +217,11 @@ int Main(int argc, char** argv) {
       "qwen3-8b\n         --device-memory 80GiB --json");
   AddOptions(&app, &options);
   if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
+  const absl::Status usage = CheckOptions(app, options);
+  if (!usage.ok()) return Fail(kWrongUsage, usage);
   const absl::Status status =
       options.burst_models.empty() ? Run(options) : RunBursts(options);
-  if (status.ok()) return 0;
-  std::cerr << "kv_stress: " << status.message() << "\n";
-  return kFailed;
+  return status.ok() ? 0 : Fail(kFailed, status);
 }
 
 }  // namespace

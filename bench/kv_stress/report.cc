@@ -40,6 +40,13 @@ double IdleFootprint(const SimulationResult& r) {
   return IdleOver(r, r.idle_needed);
 }
 
+double IdleShareOfPeak(const BurstResult& result) {
+  return result.peak_held.zero()
+             ? 0
+             : static_cast<double>(result.most_idle_held.value()) /
+                   static_cast<double>(result.peak_held.value());
+}
+
 std::vector<Row> Rows() {
   using R = SimulationResult;
   const auto number = [](auto get) {
@@ -145,6 +152,34 @@ nlohmann::json ResultToJson(const SimulationResult& r) {
           {"idle_live_bytes", r.idle_live.value()},
           {"idle_footprint", IdleFootprint(r)},
           {"idle_ratio", IdleRatio(r)}};
+}
+
+std::string FormatBursts(Bytes kv_memory,
+                         const std::vector<BurstResult>& results) {
+  std::string text = absl::StrFormat(
+      "%s for keys and values\n%-16s %10s %12s %12s %12s %10s\n",
+      FormatBytes(kv_memory), "model", "served", "preempted", "held, peak",
+      "held, idle", "of peak");
+  for (const BurstResult& result : results)
+    absl::StrAppendFormat(
+        &text, "%-16s %10u %12u %12s %12s %9.2f%%\n", result.model,
+        result.served, result.preemptions, FormatBytes(result.peak_held),
+        FormatBytes(result.most_idle_held), 100 * IdleShareOfPeak(result));
+  return text;
+}
+
+nlohmann::json BurstsToJson(Bytes kv_memory,
+                            const std::vector<BurstResult>& results) {
+  nlohmann::json json = {{"kv_memory_bytes", kv_memory.value()}};
+  for (const BurstResult& result : results)
+    json["models"].push_back(
+        {{"model", result.model},
+         {"requests_served", result.served},
+         {"preempted_requests", result.preemptions},
+         {"peak_held_bytes", result.peak_held.value()},
+         {"idle_held_bytes", result.most_idle_held.value()},
+         {"idle_share_of_peak", IdleShareOfPeak(result)}});
+  return json;
 }
 
 }  // namespace quire

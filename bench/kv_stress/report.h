@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/kv_stress/bursts.h"
 #include "bench/serving/simulation.h"
 
 namespace quire {
@@ -14,6 +15,12 @@ namespace quire {
 // A column for each result.
 std::string FormatResults(const std::vector<SimulationResult>& results);
 nlohmann::json ResultToJson(const SimulationResult& result);
+
+// A row for each model, and the same as JSON.
+std::string FormatBursts(Bytes kv_memory,
+                         const std::vector<BurstResult>& results);
+nlohmann::json BurstsToJson(Bytes kv_memory,
+                            const std::vector<BurstResult>& results);
 
 }  // namespace quire
 

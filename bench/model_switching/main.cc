@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "bench/model_switching/generator.h"
 #include "bench/model_switching/options.h"
 #include "bench/model_switching/player.h"
@@ -47,30 +48,32 @@ absl::Status InFile(const absl::Status& status,
       absl::StrCat(path.string(), ": ", std::string(status.message())));
 }
 
-// Those that were asked for by name, or all.
-absl::StatusOr<std::vector<Scenario>> ReadChosen(
-    const SwitchingArguments& arguments) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string contents,
-                         ReadRegularFile(arguments.file));
+absl::StatusOr<std::vector<Scenario>> ReadFile(const std::string& path) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadRegularFile(path));
   absl::StatusOr<std::vector<Scenario>> scenarios = ReadScenarios(contents);
-  QUIRE_RETURN_IF_ERROR(InFile(scenarios.status(), arguments.file));
-  if (arguments.names.empty()) return scenarios;
+  QUIRE_RETURN_IF_ERROR(InFile(scenarios.status(), path));
+  return scenarios;
+}
+
+// Leaves those that were asked for by name, in that order; all, where none was.
+absl::Status Choose(const std::vector<std::string>& names,
+                    std::vector<Scenario>* scenarios) {
   std::vector<Scenario> chosen;
-  for (const std::string& name : arguments.names) {
+  for (const std::string& name : names) {
     const auto found =
         std::find_if(scenarios->begin(), scenarios->end(),
                      [&](const Scenario& known) { return known.name == name; });
-    if (found == scenarios->end()) {
-      std::string known;
-      for (const Scenario& scenario : *scenarios) {
-        absl::StrAppend(&known, known.empty() ? "" : ", ", scenario.name);
-      }
+    if (found == scenarios->end())
       return absl::InvalidArgumentError(absl::StrCat(
-          "there is no scenario \"", name, "\"; there are ", known));
-    }
+          "--scenario ", name, ": there is none of that name; there are ",
+          absl::StrJoin(*scenarios, ", ",
+                        [](std::string* text, const Scenario& known) {
+                          absl::StrAppend(text, known.name);
+                        })));
     chosen.push_back(*found);
   }
-  return chosen;
+  if (!names.empty()) *scenarios = std::move(chosen);
+  return absl::OkStatus();
 }
 
 std::filesystem::path TraceFolder(const SwitchingArguments& arguments) {
@@ -107,13 +110,12 @@ absl::StatusOr<std::map<std::string, double>> MixOfFolder(
       absl::StrCat(folder.string(), ": there are no traces"));
 }
 
-// The days to play, and what they play.
+// The days to play, where there are none yet, and what they play.
 absl::Status MakeDays(const SwitchingArguments& arguments,
                       GeneratorOptions generator,
                       std::vector<Scenario>* scenarios, Workloads* workloads) {
   const std::filesystem::path folder = TraceFolder(arguments);
-  if (generator.requests == 0) {
-    QUIRE_ASSIGN_OR_RETURN(*scenarios, ReadChosen(arguments));
+  if (!scenarios->empty()) {
     for (const Scenario& scenario : *scenarios) {
       for (const std::string& name : WorkloadsOf(scenario)) {
         QUIRE_RETURN_IF_ERROR(ReadWorkloadInto(folder, name, workloads));
@@ -196,9 +198,10 @@ absl::StatusOr<std::vector<SwitchingRun>> RunAll(
   return runs;
 }
 
+// `scenarios` of a file; empty: a day is generated.
 absl::Status PlayDays(const SwitchingArguments& arguments,
-                      const SwitchingPlan& plan) {
-  std::vector<Scenario> scenarios;
+                      const SwitchingPlan& plan,
+                      std::vector<Scenario> scenarios) {
   Workloads workloads;
   QUIRE_RETURN_IF_ERROR(
       MakeDays(arguments, plan.generator, &scenarios, &workloads));
@@ -249,8 +252,18 @@ int Main(int argc, char** argv) {
   if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   const absl::StatusOr<SwitchingPlan> plan = MakePlan(arguments);
   if (!plan.ok()) return Fail(kWrongUsage, plan.status());
+  const absl::Status idle = CheckIdle(app, arguments, *plan);
+  if (!idle.ok()) return Fail(kWrongUsage, idle);
   if (plan->real.models.empty()) {
-    const absl::Status played = PlayDays(arguments, *plan);
+    absl::StatusOr<std::vector<Scenario>> scenarios = std::vector<Scenario>();
+    if (plan->generator.requests == 0) {
+      scenarios = ReadFile(arguments.file);
+      if (!scenarios.ok()) return Fail(kFailed, scenarios.status());
+      const absl::Status named = Choose(arguments.names, &*scenarios);
+      if (!named.ok()) return Fail(kWrongUsage, named);
+    }
+    const absl::Status played =
+        PlayDays(arguments, *plan, *std::move(scenarios));
     return played.ok() ? 0 : Fail(kFailed, played);
   }
   const absl::StatusOr<bool> right = PlayRealModels(arguments, *plan);

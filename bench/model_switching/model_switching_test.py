@@ -176,7 +176,15 @@ class ModelSwitchingTest(unittest.TestCase):
                  "FILE excludes --device-memory"),
                 ((file, "--policies", "glibc"), 2, 'no policy "glibc"'),
                 ((file, "--disk-rate", "fast"), 2, '--disk-rate "fast"'),
-                ((file, "--scenario", "night"), 1, "there are day"),
+                ((file, "--scenario", "night"), 2,
+                 "--scenario night: there is none of that name; there are day"),
+                ((file, "--seed", "3"), 2, "--seed 3 has no effect with FILE"),
+                (("--real", "/nowhere", "--days", "2"), 2,
+                 "--days 2 has no effect with --real"),
+                (("--generate", "5", "--traces", "/", "--burst-size", "3"), 2,
+                 "--burst-size 3 has no effect without --arrivals bursts"),
+                ((file, "--strategies", "keep", "--pool-minimum", "0.1"), 2,
+                 "--pool-minimum 0.1 has no effect without the strategy"),
                 ((file, "--traces", "/nowhere"), 1, "a.csv: cannot open"),
                 (("/nowhere/s.json",), 1, "s.json: cannot open")):
             with self.subTest(arguments):

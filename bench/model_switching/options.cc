@@ -223,6 +223,25 @@ absl::StatusOr<SwitchingPlan> MakePlan(const SwitchingArguments& arguments) {
   return plan;
 }
 
+absl::Status CheckIdle(const CLI::App& app, const SwitchingArguments& arguments,
+                       const SwitchingPlan& plan) {
+  QUIRE_RETURN_IF_ERROR(
+      CheckIdleOptions(app,
+                       {"--traces", "--policies", "--disk-rate", "--host-rate",
+                        "--pool-minimum", "--days", "--write"},
+                       plan.real.models.empty(), "with --real"));
+  QUIRE_RETURN_IF_ERROR(CheckIdleOptions(app, {"--burst-size"},
+                                         arguments.arrivals == "bursts",
+                                         "without --arrivals bursts"));
+  QUIRE_RETURN_IF_ERROR(
+      CheckIdleOptions(app, {"--seed"}, arguments.file.empty(), "with FILE"));
+  const bool shares =
+      std::find(plan.strategies.begin(), plan.strategies.end(),
+                SwitchStrategy::kShared) != plan.strategies.end();
+  return CheckIdleOptions(app, {"--pool-minimum"}, shares,
+                          "without the strategy shared");
+}
+
 nlohmann::json SettingsToJson(const SwitchingArguments& arguments) {
   const GeneratorOptions& generator = arguments.generator;
   const RealOptions& real = arguments.real;

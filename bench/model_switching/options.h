@@ -56,6 +56,9 @@ struct SwitchingPlan {
 // Errors, for which the command line is to blame: kInvalidArgument with the
 // option.
 absl::StatusOr<SwitchingPlan> MakePlan(const SwitchingArguments& arguments);
+// kInvalidArgument where an option of `app` was given that changes nothing.
+absl::Status CheckIdle(const CLI::App& app, const SwitchingArguments& arguments,
+                       const SwitchingPlan& plan);
 
 // All that decides what a run gives.
 nlohmann::json SettingsToJson(const SwitchingArguments& arguments);

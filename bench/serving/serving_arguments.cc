@@ -10,6 +10,7 @@
 #include "bench/serving/model_table.h"
 #include "bench/serving/traces.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/paging/batch_levels.h"
 
 namespace quire {
 namespace {
@@ -57,12 +58,6 @@ KvWorkload MakeKvWorkload(double waste_limit,
 }  // namespace
 
 void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
-  const CLI::Validator is_size(
-      [](std::string& text) {
-        const auto bytes = ParseBytes(text);
-        return bytes ? std::string() : "'" + text + "' is no size, as 8GiB is";
-      },
-      "SIZE");
   std::vector<std::string> models;
   for (const StressModel& model : StressModels()) models.push_back(model.name);
   app->add_option("--model", arguments->model,
@@ -70,18 +65,19 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
       ->check(CLI::IsMember(models));
   app->add_option("--device-memory", arguments->device_memory,
                   "Physical memory of the device")
-      ->check(is_size)
+      ->check(ByteSize())
       ->capture_default_str();
   app->add_option("--gpu-memory-utilization", arguments->memory_utilization,
                   "The part of it for weights and cache, with --model")
       ->check(NumberBetween(0.01, 1.0))
       ->capture_default_str();
-  app->add_option("--page-size", arguments->page_size, "A multiple of 2MiB")
-      ->check(is_size)
+  app->add_option("--page-size", arguments->page_size,
+                  "A power of two from 2MiB on")
+      ->check(PageSize())
       ->capture_default_str();
   app->add_option("--headroom", arguments->headroom,
                   "Memory that admissions leave free")
-      ->check(is_size)
+      ->check(ByteSize())
       ->capture_default_str();
   app->add_option("--caches", arguments->caches,
                   "Kinds of cache: contiguous:G with G layers to a row,\n"
@@ -145,13 +141,13 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
       ->check(CLI::Range(1u, 1u << 30))
       ->capture_default_str();
   app->add_option("--halve-above", arguments->halve_above,
-                  "Use of the cache above which the batch is halved")
-      ->check(NumberBetween(0.0, 1.0))
-      ->capture_default_str();
-  app->add_option("--grow-below", arguments->grow_below,
-                  "Use of the cache below which it is doubled")
-      ->check(NumberBetween(0.0, 1.0))
-      ->capture_default_str();
+                  "Use of the cache above which the batch is halved [0.85]")
+      ->check(NumberBetween(0.0, 1.0));
+  app->add_option(
+         "--grow-below", arguments->grow_below,
+         "Use of the cache below which it is doubled [0.6]; where one\n"
+         "of the two is given, the other follows")
+      ->check(NumberBetween(0.0, 1.0));
   app->add_option("--victims", arguments->policy, "Who is preempted")
       ->check(CLI::IsMember({"youngest", "lru", "page-aware"}))
       ->capture_default_str();
@@ -159,6 +155,37 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
                   "File of what driver calls and the model cost on the virtual "
                   "clock [bench/costs/a100-80g.json of the sources]")
       ->check(CLI::ExistingFile);
+}
+
+absl::Status CheckServingArguments(const CLI::App& app,
+                                   const ServingArguments& arguments,
+                                   bool random,
+                                   const std::vector<std::string>& caches) {
+  QUIRE_RETURN_IF_ERROR(CheckIdleOptions(
+      app, {"--prompt-mean", "--output-mean", "--arrivals-per-step"}, random,
+      "with a trace"));
+  QUIRE_RETURN_IF_ERROR(CheckIdleOptions(app, {"--arrivals-per-second"},
+                                         !random, "without a trace"));
+  QUIRE_RETURN_IF_ERROR(
+      CheckIdleOptions(app,
+                       {"--arrivals-per-second", "--arrivals-per-step",
+                        "--load-factor", "--load-factors"},
+                       !arguments.saturate, "with --saturate"));
+  QUIRE_RETURN_IF_ERROR(CheckIdleOptions(app, {"--gpu-memory-utilization"},
+                                         !arguments.model.empty(),
+                                         "without --model"));
+  QUIRE_ASSIGN_OR_RETURN(const SimulationOptions simulation,
+                         MakeSimulation(arguments));
+  QUIRE_RETURN_IF_ERROR(
+      CheckIdleOptions(app, {"--park"}, simulation.cache.page_ahead > 0,
+                       "without --page-ahead: all that ends is parked"));
+  const bool chooses = std::find(caches.begin(), caches.end(),
+                                 "contiguous:auto") != caches.end();
+  QUIRE_RETURN_IF_ERROR(CheckIdleOptions(app, {"--waste-limit"}, chooses,
+                                         "without a cache contiguous:auto"));
+  return MakeCacheKinds(caches, arguments.waste_limit, simulation,
+                        {{.prompt = 1, .output = 1}})
+      .status();
 }
 
 absl::StatusOr<ServingWorkload> MakeServingWorkload(
@@ -207,9 +234,6 @@ absl::StatusOr<SimulationOptions> MakeSimulation(
     const ServingArguments& arguments) {
   const Bytes memory = *ParseBytes(arguments.device_memory);
   const Bytes page = *ParseBytes(arguments.page_size);
-  if (page.zero())
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--page-size ", arguments.page_size, ": a page has at least a byte"));
   if (memory.value() / page.value() > kMostPages)
     return absl::InvalidArgumentError(absl::StrFormat(
         "--device-memory %s: more than %d pages of %s, each of which is "
@@ -256,8 +280,13 @@ absl::StatusOr<SimulationOptions> MakeSimulation(
   simulation.scheduler.prepare_next = page_ahead > 0;
   simulation.scheduler.max_num_seqs = arguments.max_sequences;
   simulation.scheduler.max_num_batched_tokens = arguments.max_batched_tokens;
-  simulation.scheduler.batch_limit = {arguments.halve_above,
-                                      arguments.grow_below};
+  simulation.scheduler.batch_limit =
+      CompleteBatchLevels(arguments.halve_above, arguments.grow_below);
+  if (const BatchLimitOptions& levels = simulation.scheduler.batch_limit;
+      levels.grow_below > levels.halve_above)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--grow-below ", levels.grow_below,
+        " is to be from 0 to --halve-above, ", levels.halve_above));
   simulation.policy = arguments.policy;
   simulation.clock_is_steps = arguments.trace.empty();
   return simulation;

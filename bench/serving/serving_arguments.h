@@ -46,14 +46,21 @@ struct ServingArguments {
   uint64_t max_model_len = 0;
   uint32_t max_sequences = 256;
   uint32_t max_batched_tokens = 2048;
-  double halve_above = 0.85;
-  double grow_below = 0.60;
+  std::optional<double> halve_above;  // of CompleteBatchLevels
+  std::optional<double> grow_below;
   std::string policy = "youngest";
   std::string costs = QUIRE_SOURCE_DIR "/bench/costs/a100-80g.json";
 };
 
 // Without traces and load factors: one for one program, several for another.
 void AddServingArguments(CLI::App* app, ServingArguments* arguments);
+// kInvalidArgument, which is wrong usage, for what is wrong of the arguments
+// beside each other, whatever the requests are, and for options of `app` that
+// would change nothing. `random`: there is no trace. `caches` are their names.
+absl::Status CheckServingArguments(const CLI::App& app,
+                                   const ServingArguments& arguments,
+                                   bool random,
+                                   const std::vector<std::string>& caches);
 
 struct ServingWorkload {
   std::vector<StressRequest> requests;

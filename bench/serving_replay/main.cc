@@ -20,6 +20,7 @@
 #include "bench/serving_replay/service.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
+#include "quire/paging/batch_levels.h"
 
 namespace quire {
 namespace {
@@ -66,6 +67,8 @@ void AddOptions(CLI::App* app, Options* options) {
 nlohmann::json SettingsToJson(const Options& options, const CostModel& costs,
                               double create_us) {
   const ServingArguments& serving = options.serving;
+  const BatchLimitOptions levels =
+      CompleteBatchLevels(serving.halve_above, serving.grow_below);
   return {
       {"model", serving.model},
       {"card", costs.card()},
@@ -85,8 +88,8 @@ nlohmann::json SettingsToJson(const Options& options, const CostModel& costs,
       {"max_model_len", serving.max_model_len},
       {"max_num_seqs", serving.max_sequences},
       {"max_num_batched_tokens", serving.max_batched_tokens},
-      {"halve_above", serving.halve_above},
-      {"grow_below", serving.grow_below},
+      {"halve_above", levels.halve_above},
+      {"grow_below", levels.grow_below},
       {"victims", serving.policy},
       {"prompt_mean", serving.random.prompt_mean},
       {"output_mean", serving.random.output_mean},
@@ -173,15 +176,6 @@ class Replay {
   ProgressLine progress_;
 };
 
-// What is wrong with the options, whatever the requests.
-absl::Status Check(const Options& options) {
-  QUIRE_ASSIGN_OR_RETURN(const SimulationOptions simulation,
-                         MakeSimulation(options.serving));
-  return MakeCacheKinds(options.serving.caches, options.serving.waste_limit,
-                        simulation, {{.prompt = 1, .output = 1}})
-      .status();
-}
-
 absl::Status Run(const Options& options) {
   QUIRE_ASSIGN_OR_RETURN(CostModel costs,
                          CostModel::Read(options.serving.costs));
@@ -204,7 +198,8 @@ int Main(int argc, char** argv) {
       "--load-factors 1,2,4 --json");
   AddOptions(&app, &options);
   if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
-  const absl::Status usage = Check(options);
+  const absl::Status usage = CheckServingArguments(
+      app, options.serving, options.traces.empty(), options.serving.caches);
   if (!usage.ok()) return Fail(kWrongUsage, usage);
   const absl::Status status = Run(options);
   return status.ok() ? 0 : Fail(kFailed, status);

@@ -99,6 +99,20 @@ class ServingReplayTest(unittest.TestCase):
                  "--device-memory 1PiB: more than 2097152 pages of 2.00 MiB"),
                 ((self.trace, "--page-size", "1PiB"), 2,
                  "--page-size 1PiB is more than there is"),
+                ((self.trace, "--page-size", "3MiB"), 2,
+                 "'3MiB' is no power of two from 2MiB on"),
+                ((self.trace, "--prompt-mean", "5"), 2,
+                 "--prompt-mean 5 has no effect with a trace"),
+                (("--arrivals-per-second", "5"), 2,
+                 "--arrivals-per-second 5 has no effect without a trace"),
+                ((self.trace, "--saturate", "--load-factors", "2"), 2,
+                 "--load-factors 2 has no effect with --saturate"),
+                ((self.trace, "--caches", "static", "--waste-limit", "0.1"), 2,
+                 "--waste-limit 0.1 has no effect without a cache"),
+                ((self.trace, "--page-ahead", "0", "--park"), 2,
+                 "--park has no effect without --page-ahead"),
+                ((self.trace, "--halve-above", "0.5", "--grow-below", "0.6"), 2,
+                 "--grow-below 0.6 is to be from 0 to --halve-above, 0.5"),
                 (("/nowhere/t.csv",), 1, "/nowhere/t.csv")):
             with self.subTest(arguments):
                 ran = run(*arguments)
