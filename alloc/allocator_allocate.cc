@@ -400,6 +400,7 @@ ThreadCache* DeviceAllocator::Impl::CacheOf(OwnerHeap* heap, StreamId stream) {
                                       classes_.count(), cache_byte_limit_));
     cache = caches_.back().get();
     cache->set_kept_stopped(heap->asleep());
+    heap->NoteThread(std::this_thread::get_id());
   }
   AddToThreadCacheIndex(anchor_, {number_, stream, heap->owner(), heap, cache});
   return cache;

@@ -19,6 +19,8 @@ namespace {
 // be put together again in each. But a program that is in its first round grows
 // all the time, and has its peak before it.
 constexpr uint64_t kPagesPerSpare = 512;
+// Detours after which a heap that has stopped growing does so too, once.
+constexpr uint64_t kDetoursBeforeSpares = 24;
 
 // After so many, a large allocation takes all of its pages from the pool.
 constexpr uint64_t kAttemptsBeforePool = 3;
@@ -82,7 +84,10 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
 
 uint64_t DeviceAllocator::Impl::SparePages(const OwnerHeap& heap,
                                            uint64_t pages) const {
-  if (pages == 0) return 0;
+  if (pages == 0 && (heap.has_spares() ||
+                     heap.detours_since_growth() < kDetoursBeforeSpares)) {
+    return 0;
+  }
   const DeviceMemoryStatistics pool = memory_->GetStatistics();
   const uint64_t page = pool.page_size.value();
   const uint64_t spare =
@@ -128,6 +133,7 @@ std::optional<Block> DeviceAllocator::Impl::TakeOrMap(OwnerHeap* heap,
     return heap->TakeLarge(bytes, request.alignment, request.stream,
                            /*tidily=*/false);
   }
+  if (SparePages(*heap, 0) > 0) return std::nullopt;
   const absl::StatusOr<Block> block = heap->UsePlan(plan);
   if (!block.ok()) return std::nullopt;
   TrimDetours(heap, /*all=*/false);

@@ -10,11 +10,15 @@
 namespace quire {
 namespace {
 
-// The first slab of a class: so many bytes, and so many slots, at least. There
-// is one, since records of a few slots lie side by side, and two threads that
-// have slots of it write to the same cache lines.
+// The first slab of a class: so many bytes, and so many slots, at least.
 constexpr uint64_t kSmallSlabBytes = 64 << 10;
 constexpr uint64_t kSmallSlabSlots = 4;
+// The next ones have more, since they stay. Where slabs are small, two threads
+// get slots of the same one sooner, and write to the same cache lines; so they
+// are made for one thread only.
+constexpr uint64_t kNextSlabSlots = 32;
+constexpr uint64_t kMostSmallSlabs = 8;
+constexpr uint64_t kSmallSlabsInPage = 4;
 
 // Comebacks in a row that make a class keep its slab, and how many slabs may be
 // made, of any class, before one is no comeback any more, or has not been used
@@ -232,6 +236,11 @@ void OwnerHeap::MoveToFront(Span* slab) {
 
 // ---- Taking -----------------------------------------------------------------
 
+void OwnerHeap::NoteThread(std::thread::id thread) {
+  if (thread_ == std::thread::id()) thread_ = thread;
+  has_threads_ |= thread_ != thread;
+}
+
 Block OwnerHeap::Take(Span* span, uint32_t slot) {
   ClassState& state = states_[span->size_class];
   if (span->out() == 1) {
@@ -310,9 +319,17 @@ absl::Status OwnerHeap::AddSlab(int size_class, uint64_t pages) {
 uint64_t OwnerHeap::SmallSlabBytes(int size_class, Bytes alignment) const {
   if (alignment.value() > kPieceGrain) return 0;
   const uint64_t slot_size = classes_.slot_size(size_class).value();
-  const uint64_t bytes = std::max(kSmallSlabBytes, kSmallSlabSlots * slot_size);
-  if (states_[size_class].slabs > 0 || bytes > page_bytes_ / 4) return 0;
-  return bytes;
+  const uint64_t slabs = states_[size_class].slabs;
+  const uint64_t most = page_bytes_ / kSmallSlabsInPage;
+  if (slabs == 0) {
+    const uint64_t bytes =
+        std::max(kSmallSlabBytes, kSmallSlabSlots * slot_size);
+    return bytes > most ? 0 : bytes;
+  }
+  if (has_threads_ || slabs > kMostSmallSlabs) return 0;
+  const uint64_t bytes = std::max(kSmallSlabBytes, kNextSlabSlots * slot_size)
+                         << (slabs - 1);
+  return bytes > most ? 0 : bytes;
 }
 
 absl::Status OwnerHeap::AddSmallSlab(int size_class, uint64_t bytes) {

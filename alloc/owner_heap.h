@@ -31,6 +31,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "absl/container/btree_map.h"
@@ -150,6 +151,8 @@ class OwnerHeap {
   // threads with slots of one group each take up to twice as long for
   // everything.
   std::optional<Block> TakeSlotForCache(int size_class);
+  // A thread has a cache of slots.
+  void NoteThread(std::thread::id thread);
   // A free slot of the group of a held one.
   std::optional<Block> TakeSlotBeside(Block held);
   // A slot of a new slab on free pages side by side.
@@ -159,9 +162,10 @@ class OwnerHeap {
   // From prepared pages only (DeviceMemory::TryMakeRange). AddSlab makes a slab
   // of `pages` pages, its class's number or fewer.
   absl::Status AddSlab(int size_class, uint64_t pages);
-  // The bytes of the first slab of a class, which is less than a page; 0 where
-  // there is one already, or slots are too large for that, or are to be aligned
-  // to more than such a slab is.
+  // The bytes of the next slab of a class where it is to be less than a page, 0
+  // where it is not. The first is, and, as long as one thread has caches, so
+  // are a few more, each twice as long as the one before; except where slots
+  // are too large for that, or are to be aligned to more than such a slab is.
   uint64_t SmallSlabBytes(int size_class, Bytes alignment) const;
   // Whether bytes for a slab of its own are to be had without a page.
   bool HasRoomFor(uint64_t bytes) const {
@@ -189,6 +193,8 @@ class OwnerHeap {
   absl::StatusOr<Block> AddLarge(const LargePlan& plan, uint64_t spare_pages);
   // Detours that were made since pages were, for want of these.
   uint64_t detours_since_growth() const { return detours_since_growth_; }
+  // Whether pages were made since then that no plan needed.
+  bool has_spares() const { return has_spares_; }
   // The live large allocation that contains the address; null where there is
   // none.
   Span* FindLarge(DeviceAddress address) const;
@@ -455,6 +461,10 @@ class OwnerHeap {
   uint64_t slabs_ = 0;
   uint64_t slabs_made_ = 0;  // ever
   uint64_t detours_since_growth_ = 0;
+  bool has_spares_ = false;
+  // That had a cache first.
+  std::thread::id thread_;
+  bool has_threads_ = false;  // more than that one
 };
 
 }  // namespace quire

@@ -354,13 +354,14 @@ LargePlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment,
 
 absl::StatusOr<Block> OwnerHeap::AddLarge(const LargePlan& plan,
                                           uint64_t spare_pages) {
-  if (plan.new_pages == 0) return UsePlan(plan);
   const uint64_t pages = plan.new_pages + spare_pages;
+  if (pages == 0) return UsePlan(plan);
   const uint64_t grow_at =
       arena_.CanGrowAt(plan.grow_at, pages) ? plan.grow_at : 0;
   QUIRE_RETURN_IF_ERROR(arena_.Grow(pages, plan.alignment, grow_at).status());
   total_->UpdatePeak();
   detours_since_growth_ = 0;
+  has_spares_ = plan.new_pages == 0;
   if (const auto block = TakeLarge(plan.bytes, plan.alignment, plan.stream,
                                    /*tidily=*/false)) {
     return *block;
