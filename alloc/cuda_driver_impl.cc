@@ -7,11 +7,11 @@
 
 #include <chrono>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
 #include "alloc/cuda_address_space.h"
 #include "alloc/cuda_context.h"
@@ -21,6 +21,7 @@
 #include "alloc/driver_call_recorder.h"
 #include "alloc/driver_checks.h"
 #include "alloc/page_table.h"
+#include "alloc/pinned_table.h"
 #include "quire/alloc/mutex.h"
 #include "quire/alloc/status_macros.h"
 
@@ -83,6 +84,8 @@ class CudaDriver : public Driver {
 
   absl::StatusOr<void*> AllocatePinned(Bytes size) override;
   absl::Status FreePinned(void* memory) override;
+  absl::Status PinMemory(void* memory, Bytes size) override;
+  absl::Status UnpinMemory(void* memory) override;
 
   DriverCallStatistics GetCallStatistics() const override {
     return recorder_.Get();
@@ -117,6 +120,9 @@ class CudaDriver : public Driver {
                        Function function);
   absl::Status DropMappings(std::span<const PageHandle> pages)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(memory_mutex_);
+  // Gives the range up, unless `release` fails.
+  absl::Status Unpin(void* memory, PinnedTable::Origin origin,
+                     absl::FunctionRef<absl::Status()> release);
 
   const CudaFunctionTable cuda_;
   const std::vector<CudaDevice> devices_;
@@ -126,7 +132,7 @@ class CudaDriver : public Driver {
   mutable Mutex memory_mutex_;
   CudaAddressSpace space_ ABSL_GUARDED_BY(memory_mutex_);
   PageTable pages_ ABSL_GUARDED_BY(memory_mutex_);
-  std::set<void*> pinned_ ABSL_GUARDED_BY(memory_mutex_);
+  PinnedTable pinned_ ABSL_GUARDED_BY(memory_mutex_);
 
   mutable Mutex stream_mutex_;
   uint64_t last_id_ ABSL_GUARDED_BY(stream_mutex_) = 0;
@@ -158,9 +164,15 @@ CudaDriver::~CudaDriver() {
   for (const auto& [handle, entry] : pages_.entries()) {
     (void)cuda_.MemRelease(entry.page.backing);
   }
-  if (pinned_.empty()) return;
+  if (pinned_.ranges().empty()) return;
   const auto context = contexts_.EnterAny();
-  for (void* const memory : pinned_) (void)cuda_.MemFreeHost(memory);
+  for (const auto& [memory, range] : pinned_.ranges()) {
+    if (range.origin == PinnedTable::Origin::kAllocated) {
+      (void)cuda_.MemFreeHost(memory);
+    } else {
+      (void)cuda_.MemHostUnregister(memory);
+    }
+  }
 }
 
 template <typename Function>
@@ -534,7 +546,7 @@ absl::StatusOr<void*> CudaDriver::AllocatePinned(Bytes size) {
         cuda_.MemHostAlloc(&memory, size.value(), CU_MEMHOSTALLOC_PORTABLE),
         absl::StrFormat("%s of pinned host memory", FormatBytes(size))));
     MutexLock lock(&memory_mutex_);
-    pinned_.insert(memory);
+    pinned_.Add(memory, size, PinnedTable::Origin::kAllocated);
     return memory;
   });
 }
@@ -543,19 +555,58 @@ absl::Status CudaDriver::FreePinned(void* memory) {
   return Timed(DriverCall::kFreePinned, [&]() -> absl::Status {
     QUIRE_ASSIGN_OR_RETURN(const ScopedCudaContext context,
                            contexts_.EnterAny());
+    return Unpin(memory, PinnedTable::Origin::kAllocated, [&] {
+      return Check("cuMemFreeHost", cuda_.MemFreeHost(memory));
+    });
+  });
+}
+
+absl::Status CudaDriver::PinMemory(void* memory, Bytes size) {
+  return Timed(DriverCall::kPinMemory, [&]() -> absl::Status {
+    QUIRE_ASSIGN_OR_RETURN(const ScopedCudaContext context,
+                           contexts_.EnterAny());
     {
       MutexLock lock(&memory_mutex_);
-      QUIRE_RETURN_IF_ERROR(CheckPinned(memory, pinned_.erase(memory) > 0));
+      QUIRE_RETURN_IF_ERROR(pinned_.AddOfCaller(memory, size));
     }
-    // Not under the lock: it may wait for the device.
+    // Not under the lock: it brings every page of the memory.
     const absl::Status status =
-        Check("cuMemFreeHost", cuda_.MemFreeHost(memory));
+        CudaStatus(cuda_, "cuMemHostRegister",
+                   cuda_.MemHostRegister(memory, size.value(),
+                                         CU_MEMHOSTREGISTER_PORTABLE),
+                   absl::StrFormat("%s of host memory", FormatBytes(size)));
     if (!status.ok()) {
       MutexLock lock(&memory_mutex_);
-      pinned_.insert(memory);
+      pinned_.Remove(memory, PinnedTable::Origin::kCaller).IgnoreError();
     }
     return status;
   });
+}
+
+absl::Status CudaDriver::UnpinMemory(void* memory) {
+  return Timed(DriverCall::kUnpinMemory, [&]() -> absl::Status {
+    QUIRE_ASSIGN_OR_RETURN(const ScopedCudaContext context,
+                           contexts_.EnterAny());
+    return Unpin(memory, PinnedTable::Origin::kCaller, [&] {
+      return Check("cuMemHostUnregister", cuda_.MemHostUnregister(memory));
+    });
+  });
+}
+
+absl::Status CudaDriver::Unpin(void* memory, PinnedTable::Origin origin,
+                               absl::FunctionRef<absl::Status()> release) {
+  Bytes size;
+  {
+    MutexLock lock(&memory_mutex_);
+    QUIRE_ASSIGN_OR_RETURN(size, pinned_.Remove(memory, origin));
+  }
+  // Not under the lock: it may wait for the device.
+  const absl::Status status = release();
+  if (!status.ok()) {
+    MutexLock lock(&memory_mutex_);
+    pinned_.Add(memory, size, origin);
+  }
+  return status;
 }
 
 }  // namespace

@@ -435,6 +435,20 @@ TEST_F(CudaDriverTest, PinnedMemoryIsFreedOnce) {
                 driver_->AllocatePinned(Bytes(0)).status());
 }
 
+TEST_F(CudaDriverTest, ACallThatFailsPinsAndUnpinsNothing) {
+  alignas(4096) static std::byte page[4096];
+  cuda_->FailCall("cuMemHostRegister", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_STATUS(kResourceExhausted, "cuMemHostRegister",
+                driver_->PinMemory(page, KiB(4)));
+  EXPECT_STATUS(kInvalidArgument, "did not pin", driver_->UnpinMemory(page));
+  ASSERT_TRUE(driver_->PinMemory(page, KiB(4)).ok());
+  cuda_->FailCall("cuMemHostUnregister", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_STATUS(kInternal, "cuMemHostUnregister", driver_->UnpinMemory(page));
+  EXPECT_STATUS(kFailedPrecondition, "pinned already",
+                driver_->PinMemory(page, KiB(4)));
+  EXPECT_TRUE(driver_->UnpinMemory(page).ok());
+}
+
 TEST_F(CudaDriverTest, CountsItsCalls) {
   CreatePages(2);
   EXPECT_FALSE(driver_->Map(DeviceAddress(), {}).ok());
@@ -453,6 +467,8 @@ TEST_F(CudaDriverTest, TheEndGivesEverythingBack) {
   ASSERT_TRUE(driver_->CreateStream(DeviceId(0)).ok());
   ASSERT_TRUE(driver_->CreateEvent(DeviceId(0)).ok());
   ASSERT_TRUE(driver_->AllocatePinned(KiB(4)).ok());
+  alignas(4096) static std::byte page[4096];
+  ASSERT_TRUE(driver_->PinMemory(page, KiB(4)).ok());
 }
 
 }  // namespace

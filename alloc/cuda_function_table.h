@@ -57,7 +57,9 @@ namespace quire {
   X(MemsetD8Async, "cuMemsetD8Async", cuMemsetD8Async)                    \
   X(LaunchHostFunc, "cuLaunchHostFunc", cuLaunchHostFunc)                 \
   X(MemHostAlloc, "cuMemHostAlloc", cuMemHostAlloc)                       \
-  X(MemFreeHost, "cuMemFreeHost", cuMemFreeHost)
+  X(MemFreeHost, "cuMemFreeHost", cuMemFreeHost)                          \
+  X(MemHostRegister, "cuMemHostRegister", cuMemHostRegister_v2)           \
+  X(MemHostUnregister, "cuMemHostUnregister", cuMemHostUnregister)
 
 struct CudaFunctionTable {
 #define QUIRE_DECLARE_CUDA_FUNCTION(member, name, declaration) \

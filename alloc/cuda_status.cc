@@ -21,6 +21,8 @@ absl::StatusCode CodeOf(CUresult result) {
     case CUDA_ERROR_NOT_MAPPED:
     case CUDA_ERROR_NOT_PERMITTED:
     case CUDA_ERROR_NOT_READY:
+    case CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
+    case CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED:
       return absl::StatusCode::kFailedPrecondition;
     case CUDA_ERROR_NOT_SUPPORTED:
       return absl::StatusCode::kUnimplemented;

@@ -58,12 +58,6 @@ absl::Status CheckPinnedSize(Bytes size) {
   return absl::InvalidArgumentError("AllocatePinned: the size is 0");
 }
 
-absl::Status CheckPinned(const void* memory, bool pinned) {
-  if (pinned) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("FreePinned: %p is not pinned memory", memory));
-}
-
 absl::Status CheckHostPointer(const char* call, const void* host, Bytes size) {
   if (host != nullptr || size.zero()) return absl::OkStatus();
   return absl::InvalidArgumentError(

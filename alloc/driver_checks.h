@@ -28,8 +28,6 @@ absl::Status UnknownEvent(EventId event);
 absl::Status CheckDevice(const char* call, DeviceId device, int device_count);
 absl::Status CheckPageSize(Bytes size, uint64_t granularity);
 absl::Status CheckPinnedSize(Bytes size);
-// Refuses to free memory that is not `pinned`.
-absl::Status CheckPinned(const void* memory, bool pinned);
 absl::Status CheckHostPointer(const char* call, const void* host, Bytes size);
 absl::Status CheckRecord(const EventPlace& event, const StreamPlace& stream);
 

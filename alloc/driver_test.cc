@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "alloc/testing/caller_memory.h"
 #include "alloc/testing/driver_fixture.h"
 #include "alloc/testing/expect_status.h"
 #include "alloc/testing/test_driver.h"
@@ -300,6 +301,42 @@ TEST_F(DriverTest, PinnedMemoryIsFreedOnceAndByItsStart) {
   EXPECT_TRUE(driver_->FreePinned(*memory).ok());
   EXPECT_STATUS(kInvalidArgument, "not pinned memory",
                 driver_->FreePinned(*memory));
+}
+
+TEST_F(DriverTest, PinsWholePagesOfTheCallerOnce) {
+  const CallerMemory pages(4);
+  const auto pin = [&](size_t first, Bytes size) {
+    return driver_->PinMemory(pages.page(first), size);
+  };
+  EXPECT_STATUS(kInvalidArgument, "whole pages",
+                driver_->PinMemory(nullptr, KiB(4)));
+  EXPECT_STATUS(kInvalidArgument, "whole pages", pin(0, Bytes(0)));
+  EXPECT_STATUS(kInvalidArgument, "whole pages", pin(0, Bytes(4097)));
+  EXPECT_STATUS(kInvalidArgument, "whole pages",
+                driver_->PinMemory(pages.page(0) + 1, KiB(4)));
+  EXPECT_STATUS(kInvalidArgument, "not all of", pin(3, GiB(4096)));
+
+  ASSERT_TRUE(pin(1, KiB(8)).ok());
+  for (const size_t first : {0, 1, 2})
+    EXPECT_STATUS(kFailedPrecondition, "pinned already", pin(first, KiB(8)));
+  EXPECT_TRUE(pin(0, KiB(4)).ok()) << "beside it";
+  EXPECT_TRUE(pin(3, KiB(4)).ok()) << "beside it";
+  EXPECT_STATUS(kInvalidArgument, "PinMemory did not pin",
+                driver_->UnpinMemory(pages.page(2)));
+  EXPECT_STATUS(kInvalidArgument, "not pinned memory",
+                driver_->FreePinned(pages.page(1)));
+  for (const size_t first : {0, 1, 3})
+    EXPECT_TRUE(driver_->UnpinMemory(pages.page(first)).ok());
+  EXPECT_STATUS(kInvalidArgument, "PinMemory did not pin",
+                driver_->UnpinMemory(pages.page(1)));
+
+  const auto allocated = driver_->AllocatePinned(KiB(4));
+  ASSERT_TRUE(allocated.ok());
+  EXPECT_STATUS(kFailedPrecondition, "pinned already",
+                driver_->PinMemory(*allocated, KiB(4)));
+  EXPECT_STATUS(kInvalidArgument, "PinMemory did not pin",
+                driver_->UnpinMemory(*allocated));
+  EXPECT_TRUE(driver_->FreePinned(*allocated).ok());
 }
 
 // ---- Pages without memory ---------------------------------------------------

@@ -258,4 +258,14 @@ absl::Status FaultyDriver::FreePinned(void* memory) {
                  [&] { return driver_->FreePinned(memory); });
 }
 
+absl::Status FaultyDriver::PinMemory(void* memory, Bytes size) {
+  return Forward(DriverCall::kPinMemory,
+                 [&] { return driver_->PinMemory(memory, size); });
+}
+
+absl::Status FaultyDriver::UnpinMemory(void* memory) {
+  return Forward(DriverCall::kUnpinMemory,
+                 [&] { return driver_->UnpinMemory(memory); });
+}
+
 }  // namespace quire

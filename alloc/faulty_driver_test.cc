@@ -142,6 +142,8 @@ TEST_F(FaultyDriverTest, EveryCallCanBeMadeToFail) {
       [&] { return driver_.LaunchHostFunction(stream, [] {}); },
       [&] { return driver_.AllocatePinned(Bytes(1)).status(); },
       [&] { return driver_.FreePinned(&byte); },
+      [&] { return driver_.PinMemory(&byte, Bytes(1)); },
+      [&] { return driver_.UnpinMemory(&byte); },
   };
   ASSERT_EQ(calls.size(), kDriverCallCount);
   const uint64_t before = host_->GetCallStatistics().total_count();

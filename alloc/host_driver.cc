@@ -20,6 +20,7 @@
 #include "alloc/host_page_memory.h"
 #include "alloc/host_stream_table.h"
 #include "alloc/page_table.h"
+#include "alloc/pinned_table.h"
 #include "alloc/streaming_copy.h"
 #include "quire/alloc/host_pages.h"
 #include "quire/alloc/mutex.h"
@@ -89,6 +90,8 @@ class HostDriverImpl : public HostDriver {
 
   absl::StatusOr<void*> AllocatePinned(Bytes size) override;
   absl::Status FreePinned(void* memory) override;
+  absl::Status PinMemory(void* memory, Bytes size) override;
+  absl::Status UnpinMemory(void* memory) override;
 
   DriverCallStatistics GetCallStatistics() const override {
     return recorder_.Get();
@@ -132,6 +135,8 @@ class HostDriverImpl : public HostDriver {
                               StreamId stream);
   absl::StatusOr<void*> DoAllocatePinned(Bytes size);
   absl::Status DoFreePinned(void* memory);
+  absl::Status DoPinMemory(void* memory, Bytes size);
+  absl::Status DoUnpinMemory(void* memory);
 
   void AppendMemoryLeaks(std::vector<std::string>* leaks) const;
 
@@ -144,7 +149,7 @@ class HostDriverImpl : public HostDriver {
       ABSL_GUARDED_BY(memory_mutex_);
   HostAddressSpace space_ ABSL_GUARDED_BY(memory_mutex_);
   PageTable pages_ ABSL_GUARDED_BY(memory_mutex_);
-  std::map<void*, uint64_t> pinned_ ABSL_GUARDED_BY(memory_mutex_);
+  PinnedTable pinned_ ABSL_GUARDED_BY(memory_mutex_);
 
   // Destroyed first: work that is queued uses the memory above.
   HostStreamTable streams_;
@@ -153,7 +158,10 @@ class HostDriverImpl : public HostDriver {
 HostDriverImpl::~HostDriverImpl() {
   streams_.Synchronize();
   MutexLock lock(&memory_mutex_);
-  for (const auto& [memory, size] : pinned_) munmap(memory, size);
+  for (const auto& [memory, range] : pinned_.ranges()) {
+    if (range.origin == PinnedTable::Origin::kAllocated)
+      munmap(memory, range.size.value());
+  }
 }
 
 std::vector<int> HostDriverImpl::Files(
@@ -452,7 +460,7 @@ absl::StatusOr<void*> HostDriverImpl::DoAllocatePinned(Bytes size) {
                         FormatBytes(size), std::strerror(errno)));
   }
   MutexLock lock(&memory_mutex_);
-  pinned_[memory] = *rounded;
+  pinned_.Add(memory, Bytes(*rounded), PinnedTable::Origin::kAllocated);
   return memory;
 }
 
@@ -462,11 +470,29 @@ absl::Status HostDriverImpl::FreePinned(void* memory) {
 
 absl::Status HostDriverImpl::DoFreePinned(void* memory) {
   MutexLock lock(&memory_mutex_);
-  const auto found = pinned_.find(memory);
-  QUIRE_RETURN_IF_ERROR(CheckPinned(memory, found != pinned_.end()));
-  munmap(memory, found->second);
-  pinned_.erase(found);
+  QUIRE_ASSIGN_OR_RETURN(
+      const Bytes size,
+      pinned_.Remove(memory, PinnedTable::Origin::kAllocated));
+  munmap(memory, size.value());
   return absl::OkStatus();
+}
+
+absl::Status HostDriverImpl::PinMemory(void* memory, Bytes size) {
+  return Finish(DriverCall::kPinMemory, DoPinMemory(memory, size));
+}
+
+absl::Status HostDriverImpl::DoPinMemory(void* memory, Bytes size) {
+  MutexLock lock(&memory_mutex_);
+  return pinned_.AddOfCaller(memory, size);
+}
+
+absl::Status HostDriverImpl::UnpinMemory(void* memory) {
+  return Finish(DriverCall::kUnpinMemory, DoUnpinMemory(memory));
+}
+
+absl::Status HostDriverImpl::DoUnpinMemory(void* memory) {
+  MutexLock lock(&memory_mutex_);
+  return pinned_.Remove(memory, PinnedTable::Origin::kCaller).status();
 }
 
 // ---- Teardown check ---------------------------------------------------------
@@ -525,10 +551,7 @@ void HostDriverImpl::AppendMemoryLeaks(std::vector<std::string>* leaks) const {
         "page %d of %s on device %d is not released", entry.page.handle.value(),
         FormatBytes(Bytes(entry.page.size)), entry.page.device.value()));
   }
-  for (const auto& [memory, size] : pinned_) {
-    leaks->push_back(absl::StrFormat("pinned host memory of %s at %p",
-                                     FormatBytes(Bytes(size)), memory));
-  }
+  pinned_.AppendLeaks(leaks);
 }
 
 }  // namespace

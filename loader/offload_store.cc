@@ -81,7 +81,7 @@ class OffloadStore::Impl {
   DeviceAddress address(size_t unit) const {
     return units_[unit].range->address();
   }
-  absl::StatusOr<const void*> HostPointer(size_t unit, DeviceAddress address);
+  const void* HostPointer(size_t unit, DeviceAddress address) const;
   absl::Status Acquire(size_t visit, StreamId stream);
   absl::Status Release(size_t visit, StreamId stream);
   absl::Status EndPass(bool completed);
@@ -113,8 +113,7 @@ class OffloadStore::Impl {
   // ---- Running ----
   absl::Status QueueLoad(size_t unit);
   absl::Status QueueBytes(OffloadUnit* unit);
-  // Moves the unit to pinned memory, where the budget allows. REQUIRES: nothing
-  // copies from it.
+  // Pins what the unit is kept in, where the budget and the system allow.
   absl::Status PinBeforeFirstCopy(OffloadUnit* unit);
 
   DeviceMemory* const memory_;
@@ -257,8 +256,7 @@ absl::Status OffloadStore::Impl::Finish(
 absl::Status OffloadStore::Impl::KeepOnHost(OffloadUnit* unit) {
   if (unit->used == 0) return absl::OkStatus();
   const Bytes size(unit->used);
-  QUIRE_ASSIGN_OR_RETURN(HostBlock block,
-                         HostBlock::Create(driver_, size, /*pinned=*/false));
+  QUIRE_ASSIGN_OR_RETURN(HostBlock block, HostBlock::Create(size));
   unit->block.emplace(std::move(block));
   QUIRE_RETURN_IF_ERROR(driver_->CopyToHost(
       unit->block->data(), unit->range->address(), size, *copies_));
@@ -376,33 +374,27 @@ void OffloadStore::Impl::SetSchedule(std::vector<size_t> visits) {
   progress_ = std::make_shared<Progress>(units_.size());
 }
 
-absl::StatusOr<const void*> OffloadStore::Impl::HostPointer(
-    size_t unit, DeviceAddress address) {
-  OffloadUnit& kept = units_[unit];
-  if (std::find(visits_.begin(), visits_.end(), unit) != visits_.end())
-    QUIRE_RETURN_IF_ERROR(PinBeforeFirstCopy(&kept));
-  kept.stays = true;
+const void* OffloadStore::Impl::HostPointer(size_t unit,
+                                            DeviceAddress address) const {
+  const OffloadUnit& kept = units_[unit];
   return kept.block->data() + (address.value() - kept.range->address().value());
 }
 
 // ---- Running ----------------------------------------------------------------
 
 absl::Status OffloadStore::Impl::PinBeforeFirstCopy(OffloadUnit* unit) {
-  if (unit->stays) return absl::OkStatus();
-  const Bytes size = unit->block->size();
-  const Bytes pinned = SaturatingAdd(pinned_, size);
+  if (unit->was_copied) return absl::OkStatus();
+  const Bytes pinned = SaturatingAdd(pinned_, unit->block->size());
   if (pinned <= options_.pinned_limit) {
-    absl::StatusOr<HostBlock> block =
-        HostBlock::Create(driver_, size, /*pinned=*/true);
-    if (block.ok()) {
-      std::memcpy(block->data(), unit->block->data(), size.value());
-      unit->block.emplace(*std::move(block));
+    const absl::Status status = unit->block->Pin(driver_);
+    if (status.ok()) {
       pinned_ = pinned;
-    } else if (!absl::IsResourceExhausted(block.status())) {
-      return block.status();
+    } else if (!absl::IsResourceExhausted(status) &&
+               !absl::IsUnimplemented(status)) {
+      return status;
     }
   }
-  unit->stays = true;
+  unit->was_copied = true;
   return absl::OkStatus();
 }
 
@@ -542,8 +534,8 @@ void OffloadStore::SetSchedule(std::vector<size_t> visits) {
 DeviceAddress OffloadStore::address(size_t unit) const {
   return impl_->address(unit);
 }
-absl::StatusOr<const void*> OffloadStore::HostPointer(size_t unit,
-                                                      DeviceAddress address) {
+const void* OffloadStore::HostPointer(size_t unit,
+                                      DeviceAddress address) const {
   return impl_->HostPointer(unit, address);
 }
 absl::Status OffloadStore::Acquire(size_t visit, StreamId stream) {

@@ -306,11 +306,33 @@ TEST_F(OffloadStoreTest, WhatIsThereIsNotFetchedAgain) {
 
 TEST_F(OffloadStoreTest, NoMoreIsPinnedThanTheBudget) {
   OffloadOptions options = SmallRing();
-  options.pinned_limit = Bytes(100000);
   const std::vector<UnitPlan> plans = AllKinds(MemoryTier::kHost);
+  // Room for all but one, which is larger than the others together.
+  constexpr size_t kLarge = 1;
+  constexpr uint64_t kHostPage = 4096;
+  uint64_t others = 0;
+  for (size_t i = 0; i < plans.size(); ++i)
+    if (i != kLarge)
+      others += (SizeOf(plans[i]) + kHostPage - 1) / kHostPage * kHostPage;
+  ASSERT_GT(SizeOf(plans[kLarge]), others);
+  options.pinned_limit = Bytes(others);
   Check(plans, InOrder(plans.size()), options);
-  EXPECT_LE(statistics_.pinned, Bytes(100000));
-  EXPECT_GT(statistics_.pinned, Bytes(0));
+  EXPECT_EQ(statistics_.pinned, Bytes(others));
+  EXPECT_EQ(driver_->GetCallStatistics().CountOf("PinMemory"),
+            plans.size() - 1);
+}
+
+TEST_F(OffloadStoreTest, WhatTheSystemDoesNotPinIsCopiedAllTheSame) {
+  for (const absl::StatusCode code : {absl::StatusCode::kResourceExhausted,
+                                      absl::StatusCode::kUnimplemented}) {
+    // Two for each slot, so that all are copied; a page of the host each.
+    std::vector<UnitPlan> plans;
+    for (const char* tensor : {"t0", "t1", "t3", "t4"})
+      plans.push_back({{tensor}, "", false, MemoryTier::kHost});
+    driver_->FailCall(DriverCall::kPinMemory, 1, code);
+    Check(plans, InOrder(plans.size()), SmallRing());
+    EXPECT_EQ(statistics_.pinned, Bytes(3 * 4096));
+  }
 }
 
 TEST_F(OffloadStoreTest, WhatTheCheckpointDoesNotHoldNeedsAFolder) {

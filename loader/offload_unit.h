@@ -21,26 +21,26 @@
 
 namespace quire {
 
-// Host memory, pinned by a driver or not.
+// Host memory, in whole pages, which a driver may pin where it is.
 class HostBlock {
  public:
-  static absl::StatusOr<HostBlock> Create(Driver* driver, Bytes size,
-                                          bool pinned);
+  static absl::StatusOr<HostBlock> Create(Bytes size);
   HostBlock(HostBlock&& other) noexcept;
   HostBlock& operator=(HostBlock&&) = delete;
   ~HostBlock();
 
+  // Until the end of the block. REQUIRES: `driver` outlives the block.
+  absl::Status Pin(Driver* driver);
+
   std::byte* data() const { return data_; }
-  Bytes size() const { return size_; }
-  bool pinned() const { return driver_ != nullptr; }
+  Bytes size() const { return size_; }  // of the pages
 
  private:
-  HostBlock(Driver* driver, std::byte* data, Bytes size)
-      : driver_(driver), data_(data), size_(size) {}
+  HostBlock(std::byte* data, Bytes size) : data_(data), size_(size) {}
 
-  Driver* driver_;  // null: ordinary memory
   std::byte* data_;
   Bytes size_;
+  Driver* pinned_by_ = nullptr;
 };
 
 // Bytes of a unit that no tensor of a file has: tables that were made of
@@ -63,7 +63,8 @@ struct OffloadUnit {
 
   // Of the host.
   std::optional<HostBlock> block;
-  bool stays = false;  // where it is: pointed to, or not to be pinned
+  // To the device: it is pinned by now, or is not to be.
+  bool was_copied = false;
   // Of the disk.
   std::unique_ptr<ScratchFile> scratch;
   std::vector<DiskPiece> pieces;

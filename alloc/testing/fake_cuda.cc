@@ -110,6 +110,8 @@ bool IsUnsafeInCapture(FakeCudaCall call) {
     case FakeCudaCall::kMemSetAccess:
     case FakeCudaCall::kMemHostAlloc:
     case FakeCudaCall::kMemFreeHost:
+    case FakeCudaCall::kMemHostRegister:
+    case FakeCudaCall::kMemHostUnregister:
     case FakeCudaCall::kStreamSynchronize:
     case FakeCudaCall::kEventQuery:
     case FakeCudaCall::kEventSynchronize:
@@ -366,6 +368,16 @@ CUresult FakeCuda::MemHostAlloc(void** memory, size_t size, unsigned flags) {
 
 CUresult FakeCuda::MemFreeHost(void* memory) {
   return InContext([&](CUdevice) { return pinned_.Free(memory); });
+}
+
+CUresult FakeCuda::MemHostRegister(void* memory, size_t size, unsigned flags) {
+  return InContext([&](CUdevice current) {
+    return pinned_.Register(current, memory, size, flags);
+  });
+}
+
+CUresult FakeCuda::MemHostUnregister(void* memory) {
+  return InContext([&](CUdevice) { return pinned_.Unregister(memory); });
 }
 
 }  // namespace quire

@@ -172,6 +172,8 @@ class FakeCuda {
   CUresult LaunchHostFunc(CUstream stream, CUhostFn function, void* data);
   CUresult MemHostAlloc(void** memory, size_t size, unsigned flags);
   CUresult MemFreeHost(void* memory);
+  CUresult MemHostRegister(void* memory, size_t size, unsigned flags);
+  CUresult MemHostUnregister(void* memory);
 
   struct Fault {
     FakeCudaCall call;

@@ -143,6 +143,8 @@ TEST_F(FakeCudaCaptureTest, AGlobalCaptureHoldsBackEveryThread) {
       [&] { return cu_.MemSetAccess(memory, kGranule, &access, 1); },
       [&] { return cu_.MemHostAlloc(&pinned, 4096, 0); },
       [&] { return cu_.MemFreeHost(nullptr); },
+      [&] { return cu_.MemHostRegister(&pinned, 4096, 0); },
+      [&] { return cu_.MemHostUnregister(&pinned); },
       [&] { return cu_.StreamSynchronize(other); },
       [&] { return cu_.EventQuery(event_); },
       [&] { return cu_.EventSynchronize(event_); },

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/testing/caller_memory.h"
 #include "alloc/testing/fake_cuda_fixture.h"
 
 namespace quire {
@@ -231,6 +232,8 @@ TEST_F(FakeCudaContextTest, CallsNeedACurrentContextThatIsAlive) {
       },
       [&] { return cu_.MemHostAlloc(&pinned, 4096, 0); },
       [&] { return cu_.MemFreeHost(pinned); },
+      [&] { return cu_.MemHostRegister(pinned, 4096, 0); },
+      [&] { return cu_.MemHostUnregister(pinned); },
   };
   std::thread([&] {
     for (const auto& call : calls)
@@ -302,6 +305,66 @@ TEST_F(FakeCudaContextTest, PinnedMemoryFreedUnderACopyFaults) {
       cu_.MemcpyHtoDAsync(address, static_cast<char*>(memory) + 64, 64, stream),
       CUDA_SUCCESS);
   ASSERT_EQ(cu_.MemFreeHost(memory), CUDA_SUCCESS);
+  gate.Open();
+  EXPECT_EQ(cu_.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+TEST_F(FakeCudaContextTest, RegisteringTakesWholePagesThatAreThere) {
+  const CallerMemory pages(2);
+  constexpr size_t kPage = CallerMemory::kPage;
+  EXPECT_EQ(cu_.MemHostRegister(nullptr, kPage, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu_.MemHostRegister(pages.page(0), 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu_.MemHostRegister(pages.page(0), kPage, 64),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu_.MemHostRegister(pages.page(0) + 8, kPage, 0),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu_.MemHostRegister(pages.page(0), kPage + 8, 0),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cu_.MemHostRegister(pages.page(1), size_t{1} << 42, 0),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THAT(cuda_->Leaks(), IsEmpty());
+}
+
+TEST_F(FakeCudaContextTest, MemoryIsRegisteredOnceAndUnregisteredByItsBase) {
+  const CallerMemory pages(4);
+  constexpr size_t kPage = CallerMemory::kPage;
+  ASSERT_EQ(cu_.MemHostRegister(pages.page(1), 2 * kPage,
+                                CU_MEMHOSTREGISTER_PORTABLE),
+            CUDA_SUCCESS);
+  EXPECT_THAT(cuda_->Leaks(), SizeIs(1));
+  for (const size_t first : {0, 1, 2}) {
+    EXPECT_EQ(cu_.MemHostRegister(pages.page(first), 2 * kPage, 0),
+              CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  }
+  ASSERT_EQ(cu_.MemHostRegister(pages.page(0), kPage, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cu_.MemHostRegister(pages.page(3), kPage, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cu_.MemHostUnregister(pages.page(2)),
+            CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  EXPECT_EQ(cu_.MemFreeHost(pages.page(1)), CUDA_ERROR_INVALID_VALUE);
+  for (const size_t base : {0, 1, 3})
+    EXPECT_EQ(cu_.MemHostUnregister(pages.page(base)), CUDA_SUCCESS);
+  EXPECT_EQ(cu_.MemHostUnregister(pages.page(1)),
+            CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  void* allocated = nullptr;
+  ASSERT_EQ(cu_.MemHostAlloc(&allocated, kPage, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cu_.MemHostRegister(allocated, kPage, 0),
+            CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  EXPECT_EQ(cu_.MemHostUnregister(allocated),
+            CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  EXPECT_EQ(cu_.MemFreeHost(allocated), CUDA_SUCCESS);
+  EXPECT_THAT(cuda_->Leaks(), IsEmpty());
+}
+
+TEST_F(FakeCudaContextTest, MemoryUnregisteredUnderACopyFaults) {
+  const CallerMemory pages(1);
+  const CUdeviceptr address = MakeMemory(1);
+  const CUstream stream = MakeStream();
+  ASSERT_EQ(cu_.MemHostRegister(pages.page(0), CallerMemory::kPage, 0),
+            CUDA_SUCCESS);
+  Gate gate(cu_, stream);
+  ASSERT_EQ(cu_.MemcpyHtoDAsync(address, pages.page(0) + 64, 64, stream),
+            CUDA_SUCCESS);
+  ASSERT_EQ(cu_.MemHostUnregister(pages.page(0)), CUDA_SUCCESS);
   gate.Open();
   EXPECT_EQ(cu_.StreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }

@@ -1,7 +1,9 @@
 #include "alloc/testing/fake_cuda_pinned.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <cstdint>
 #include <iterator>
 
 #include "absl/strings/str_format.h"
@@ -9,7 +11,18 @@
 
 namespace quire {
 
-FakeCudaPinned::Block::~Block() { munmap(start_, size_); }
+namespace {
+
+bool IsMemory(void* start, size_t size) {
+  // Changes nothing of anonymous memory, and fails where nothing is mapped.
+  return msync(start, size, MS_ASYNC) == 0;
+}
+
+}  // namespace
+
+FakeCudaPinned::Block::~Block() {
+  if (!registered_) munmap(start_, size_);
+}
 
 CUresult FakeCudaPinned::Allocate(CUdevice current, void** memory, size_t size,
                                   unsigned flags) {
@@ -27,7 +40,7 @@ CUresult FakeCudaPinned::Allocate(CUdevice current, void** memory, size_t size,
   *memory = start;
   auto* const bytes = static_cast<std::byte*>(start);
   MutexLock lock(&mutex_);
-  blocks_[bytes] = std::make_shared<Block>(current, bytes, size);
+  blocks_[bytes] = std::make_shared<Block>(current, bytes, size, false);
   return CUDA_SUCCESS;
 }
 
@@ -35,7 +48,49 @@ CUresult FakeCudaPinned::Free(void* memory) {
   MutexLock lock(&mutex_);
   const auto block = blocks_.find(static_cast<const std::byte*>(memory));
   // [pinned-free]
-  if (block == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (block == blocks_.end() || block->second->registered()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  block->second->Free();
+  blocks_.erase(block);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeCudaPinned::Register(CUdevice current, void* memory, size_t size,
+                                  unsigned flags) {
+  constexpr unsigned kKnown =
+      CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  // [register-arguments]
+  if (memory == nullptr || size == 0 || (flags & ~kKnown) != 0 ||
+      reinterpret_cast<uintptr_t>(memory) % page != 0 || size % page != 0 ||
+      !IsMemory(memory, size)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto* const start = static_cast<std::byte*>(memory);
+  MutexLock lock(&mutex_);
+  // [register-once]
+  const auto next = blocks_.lower_bound(start);
+  if (next != blocks_.end() && next->first < start + size) {
+    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  }
+  if (next != blocks_.begin()) {
+    const Block& before = *std::prev(next)->second;
+    if (before.start() + before.size() > start) {
+      return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    }
+  }
+  blocks_[start] = std::make_shared<Block>(current, start, size, true);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeCudaPinned::Unregister(void* memory) {
+  MutexLock lock(&mutex_);
+  const auto block = blocks_.find(static_cast<const std::byte*>(memory));
+  // [unregister-base]
+  if (block == blocks_.end() || !block->second->registered()) {
+    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  }
   block->second->Free();
   blocks_.erase(block);
   return CUDA_SUCCESS;

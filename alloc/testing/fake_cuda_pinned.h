@@ -22,12 +22,15 @@ namespace quire {
 
 class FakeCudaPinned {
  public:
-  // One allocation. Queued copies hold it, so that what is freed under them is
-  // found out rather than touched.
+  // One allocation, or memory that was registered. Queued copies hold it, so
+  // that what is given back under them is found out rather than touched.
   class Block {
    public:
-    Block(CUdevice device, std::byte* start, size_t size)
-        : device_(device), start_(start), size_(size) {}
+    Block(CUdevice device, std::byte* start, size_t size, bool registered)
+        : device_(device),
+          start_(start),
+          size_(size),
+          registered_(registered) {}
     ~Block();
     Block(const Block&) = delete;
     Block& operator=(const Block&) = delete;
@@ -35,6 +38,7 @@ class FakeCudaPinned {
     CUdevice device() const { return device_; }
     const std::byte* start() const { return start_; }
     size_t size() const { return size_; }
+    bool registered() const { return registered_; }
     void Free() { freed_ = true; }
     bool freed() const { return freed_; }
 
@@ -42,12 +46,16 @@ class FakeCudaPinned {
     const CUdevice device_;  // of the context that allocated it
     std::byte* const start_;
     const size_t size_;
+    const bool registered_;  // else the memory goes with the block
     std::atomic<bool> freed_{false};
   };
 
   CUresult Allocate(CUdevice current, void** memory, size_t size,
                     unsigned flags);
   CUresult Free(void* memory);
+  CUresult Register(CUdevice current, void* memory, size_t size,
+                    unsigned flags);
+  CUresult Unregister(void* memory);
   // The context of the device was reset: its memory is gone.
   void Reset(CUdevice device);
   // The block that holds the address; null for other host memory.

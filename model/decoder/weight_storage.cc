@@ -281,8 +281,8 @@ absl::Status WeightBuilder::ConnectParts(bool loaded) {
   if (embedding != nullptr && loaded) {
     const DeviceAddress address(
         reinterpret_cast<uint64_t>(weights_->embedding_.data));
-    QUIRE_ASSIGN_OR_RETURN(weights_->embedding_.data,
-                           embedding->HostPointer(units_[kEmbedding], address));
+    weights_->embedding_.data =
+        embedding->HostPointer(units_[kEmbedding], address);
   }
   return absl::OkStatus();
 }

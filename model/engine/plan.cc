@@ -134,8 +134,8 @@ Bytes RingBytes(int buffers, Bytes buffer_size, Bytes read) {
 }
 
 // The load goes by devices, and then by the parts that are kept elsewhere, each
-// of which stays when its ring has gone. In the first pass, each moves to
-// pinned memory, and what is on disk is read again through buffers of its own.
+// of which stays when its ring has gone. Pinning takes no memory; what is on
+// disk is read again through buffers of its own.
 Bytes HostPeak(const ModelWeights& weights, const SessionOptions& options) {
   const StreamingOptions& ring = options.streaming;
   const OffloadOptions& offload = options.placement.offload;
@@ -156,7 +156,6 @@ Bytes HostPeak(const ModelWeights& weights, const SessionOptions& options) {
   for (const auto& [device, bytes] : resident)
     peak = std::max(peak, RingBytes(ring.buffers, ring.buffer_size, bytes));
   Bytes kept;
-  Bytes largest_move;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].place.tier == MemoryTier::kDevice) continue;
     peak = std::max(
@@ -164,11 +163,7 @@ Bytes HostPeak(const ModelWeights& weights, const SessionOptions& options) {
                   kept, RingBytes(ring.buffers, ring.buffer_size, read[i])));
     if (parts[i].place.tier != MemoryTier::kHost) continue;
     kept = SaturatingAdd(kept, parts[i].size);
-    if (weights.residences()[i].store != nullptr &&
-        parts[i].size <= offload.pinned_limit)
-      largest_move = std::max(largest_move, parts[i].size);
   }
-  kept = SaturatingAdd(kept, largest_move);
   for (const auto& [device, bytes] : on_disk)
     kept = SaturatingAdd(
         kept, RingBytes(offload.buffers, offload.buffer_size, bytes));

@@ -168,6 +168,14 @@ class Driver {
   // ---- Pinned host memory ----
   virtual absl::StatusOr<void*> AllocatePinned(Bytes size) = 0;
   virtual absl::Status FreePinned(void* memory) = 0;
+  // Pins memory that the caller has already, where it is; it stays the
+  // caller's, who unpins it before giving it back. REQUIRES: whole pages of the
+  // host, all of them mapped and none of them pinned. Errors: kResourceExhausted
+  // where the system lets no more be pinned.
+  virtual absl::Status PinMemory(void* memory, Bytes size) = 0;
+  // REQUIRES: the start of what PinMemory pinned, and no copy from or to it
+  // that is still queued.
+  virtual absl::Status UnpinMemory(void* memory) = 0;
 
   virtual DriverCallStatistics GetCallStatistics() const = 0;
 };

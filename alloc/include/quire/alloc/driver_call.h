@@ -32,7 +32,9 @@ namespace quire {
   X(Fill)                     \
   X(LaunchHostFunction)       \
   X(AllocatePinned)           \
-  X(FreePinned)
+  X(FreePinned)               \
+  X(PinMemory)                \
+  X(UnpinMemory)
 
 enum class DriverCall {
 #define QUIRE_DECLARE_DRIVER_CALL(name) k##name,
@@ -41,7 +43,7 @@ enum class DriverCall {
 };
 
 inline constexpr size_t kDriverCallCount =
-    static_cast<size_t>(DriverCall::kFreePinned) + 1;
+    static_cast<size_t>(DriverCall::kUnpinMemory) + 1;
 
 // "Map"; static storage.
 const char* DriverCallName(DriverCall call);

@@ -107,6 +107,8 @@ class FaultyDriver : public Driver {
                                   std::function<void()> function) override;
   absl::StatusOr<void*> AllocatePinned(Bytes size) override;
   absl::Status FreePinned(void* memory) override;
+  absl::Status PinMemory(void* memory, Bytes size) override;
+  absl::Status UnpinMemory(void* memory) override;
   // Of the driver underneath: calls made to fail are not among them.
   DriverCallStatistics GetCallStatistics() const override {
     return driver_->GetCallStatistics();

@@ -12,8 +12,8 @@
 // That a unit is there when it is needed is a hit, and counted.
 //
 // Where a unit is kept:
-//   host   in memory of the host; what is copied to the device is pinned when
-//          that happens first, up to a budget
+//   host   in memory of the host; what is copied to the device is pinned where
+//          it is when that happens first, up to a budget
 //   disk   in the files of the checkpoint, where the unit holds nothing but
 //          unchanged tensors and small tables; or in a file of a folder that is
 //          given for it, which has no name and goes with the process. Read
@@ -46,7 +46,8 @@ namespace quire {
 
 struct OffloadOptions {
   uint32_t slots = 2;  // at least one
-  // Of host memory; what exceeds it is not pinned, and copied all the same.
+  // Of host memory, in whole pages; what exceeds it, or what the system does
+  // not let be pinned, is copied all the same.
   Bytes pinned_limit = Bytes(UINT64_MAX);
   // For what the checkpoint's own files do not hold as it runs; empty: such
   // units cannot be on disk.
@@ -100,11 +101,9 @@ class OffloadStore {
 
   // Where the first allocation of a unit lies.
   DeviceAddress address(size_t unit) const;
-  // Where a byte of a unit on the host is kept: for what reads little of it. It
-  // stays there, so that what the schedule copies is pinned by this call.
-  // REQUIRES: the unit is finished, its tier is the host, and the schedule is
-  // set.
-  absl::StatusOr<const void*> HostPointer(size_t unit, DeviceAddress address);
+  // Where a byte of a unit on the host is kept: for what reads little of it.
+  // REQUIRES: the unit is finished, and its tier is the host.
+  const void* HostPointer(size_t unit, DeviceAddress address) const;
 
   // ---- Running ----
   // What is queued on `stream` from here on finds the unit of the visit in
