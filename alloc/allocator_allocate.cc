@@ -105,11 +105,15 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
   for (PollInterval interval;; interval.Sleep()) {
     if (!HasRoom(PageCount(1), request.owner)) {
       MutexLock lock(&mutex_);
-      // Before it is given up for a page that limits do not allow any more.
+      // Before it is given up for a page that limits do not allow any more. A
+      // page that the heap has free is within them, and makes a slab, where
+      // each request for a class without one would come here.
       Collect();
       OwnerHeap* const heap = HeapFor(request);
-      if (const auto block = TakeAnyRoom(heap, size_class, request)) {
-        return Publish(*block, request);
+      if (heap->free_pages() == 0) {
+        if (const auto block = TakeAnyRoom(heap, size_class, request)) {
+          return Publish(*block, request);
+        }
       }
     }
     absl::StatusOr<DeviceAddress> address =

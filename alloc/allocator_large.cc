@@ -193,7 +193,7 @@ uint64_t DeviceAllocator::Impl::RecycleForLarge(uint64_t wanted,
   if (prepared >= wanted) return prepared;
   const uint64_t before = heap->free_pages();
   CollectFor(wanted - prepared);
-  heap->DissolveEmptySlabs(wanted - prepared, OwnerHeap::Keep::kNothing);
+  heap->DissolveEmptySlabs(wanted - prepared, OwnerHeap::Keep::kSmallComebacks);
   const uint64_t gained =
       heap->free_pages() - std::min(before, heap->free_pages());
   for (const auto& other : heaps_) {

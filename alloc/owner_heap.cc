@@ -453,9 +453,14 @@ void OwnerHeap::DissolveEmptySlabs(uint64_t wanted, Keep keep) {
   for (ClassState& state : states_) {
     if ((arena_.free_runs().bytes() - before) / page_bytes_ >= wanted) break;
     if (state.empty_slabs == 0) continue;
-    if (keep == Keep::kComebacks && ComesBack(state)) continue;
+    Span* const slab = state.partial.front();
+    if (ComesBack(state) &&
+        (keep == Keep::kComebacks ||
+         (keep == Keep::kSmallComebacks && slab->detour != nullptr))) {
+      continue;
+    }
     state.released_at = slabs_made_;
-    Dissolve(state.partial.front());
+    Dissolve(slab);
   }
 }
 

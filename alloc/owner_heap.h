@@ -181,7 +181,8 @@ class OwnerHeap {
   // detour that is there.
   std::optional<Block> TakeLarge(uint64_t bytes, Bytes alignment,
                                  StreamId stream, bool tidily);
-  // Whether much lies unused in pages of which a part is in use.
+  // Whether much lies unused in pages of which a part is in use, and few pages
+  // are free as a whole.
   bool IsUntidy() const;
   // How UsePlan and AddLarge would do it now.
   LargePlan PlanLarge(uint64_t bytes, Bytes alignment, StreamId stream) const;
@@ -222,8 +223,10 @@ class OwnerHeap {
   // What stays although it is empty. Where few are live of each class, classes
   // that take the same pages from one another, over and over, would call the
   // driver all the time: a class whose only slab was taken and made again some
-  // times in a row, each time soon, keeps it from the others.
-  enum class Keep { kNothing, kComebacks };
+  // times in a row, each time soon, keeps it from the others; from large
+  // requests only where it is less than a page, of which it takes several, side
+  // by side, to make one that is free.
+  enum class Keep { kNothing, kSmallComebacks, kComebacks };
   // Empty slabs become free pages, until these are `wanted` more.
   void DissolveEmptySlabs(uint64_t wanted, Keep keep);
   // Gives free pages to the pool, which cool until `fence` is complete, until

@@ -63,6 +63,10 @@ constexpr size_t kHeadsTried = 128;
 // another part is in use, new allocations are to fill such pages.
 constexpr uint64_t kTidyPart = 128;
 
+// But not by calls of the driver as long as more than this part of all pages is
+// free: they are to be had without one.
+constexpr uint64_t kAmplePart = 8;
+
 // What a run has to offer a detour: bytes up to its first page border, whole
 // pages, bytes behind its last border.
 struct Offer {
@@ -175,6 +179,7 @@ std::optional<uint64_t> OwnerHeap::FindJoined(
 }
 
 bool OwnerHeap::IsUntidy() const {
+  if (arena_.free_pages() > arena_.backed_pages() / kAmplePart) return false;
   const uint64_t idle = arena_.free_runs().bytes() + run_bytes_;
   const uint64_t whole = arena_.idle_pages() * page_bytes_;
   const uint64_t held = arena_.backed_pages() * page_bytes_ - idle;
