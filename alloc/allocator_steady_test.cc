@@ -47,15 +47,17 @@ TEST_F(AllocatorSteadyTest, SlabsAreMadeOfPagesThatTheHeapHas) {
   EXPECT_EQ(DriverCalls(), calls);
 }
 
-TEST_F(AllocatorSteadyTest, LargeRequestsLeaveSmallSlabsToTheirClasses) {
-  Free(Allocate(kSmall));
-  const DeviceAddress first = AllocateLarge(kPages / 4);
-  const DeviceAddress second = AllocateLarge(kPages / 4);
+// A class whose slab large requests took, and that came back each time.
+TEST_F(AllocatorSteadyTest, LargeRequestsLeaveSmallSlabsThatComeBack) {
+  std::vector<DeviceAddress> large;
+  for (int i = 0; i < 4; ++i) {
+    Free(Allocate(kSmall));
+    large.push_back(AllocateLarge(kPages / 8));
+  }
   const uint64_t calls = DriverCalls();
   Free(Allocate(kSmall));
   EXPECT_EQ(DriverCalls(), calls);
-  Free(first);
-  Free(second);
+  for (const DeviceAddress address : large) Free(address);
 }
 
 TEST_F(AllocatorSteadyTest, WhoIsShortOfMemoryGetsSmallSlabsToo) {
