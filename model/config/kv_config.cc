@@ -13,12 +13,19 @@
 namespace quire {
 namespace {
 
-// `otherwise` 0: the field has to be there.
+// `otherwise` nullopt: the field has to be there.
 absl::StatusOr<uint64_t> ReadSize(const JsonFields& fields,
-                                  std::string_view field, uint64_t otherwise,
+                                  std::string_view field,
+                                  std::optional<uint64_t> otherwise,
                                   uint64_t most = kMaxKvDimension) {
-  return otherwise == 0 ? fields.GetUint(field, 1, most)
-                        : fields.GetUintOr(field, otherwise, 1, most);
+  return otherwise ? fields.GetUintOr(field, *otherwise, 1, most)
+                   : fields.GetUint(field, 1, most);
+}
+
+// A null, where that is not the same as a field that is left out.
+bool IsNull(const JsonFields& fields, const char* field) {
+  const auto found = fields.object().find(field);
+  return found != fields.object().end() && found->is_null();
 }
 
 // 0: none. A null says that there is none, a field that is left out leaves it
@@ -26,10 +33,7 @@ absl::StatusOr<uint64_t> ReadSize(const JsonFields& fields,
 absl::StatusOr<uint64_t> ReadWindow(const JsonFields& fields,
                                     const KvFamily& family) {
   constexpr char kField[] = "sliding_window";
-  const nlohmann::json& object = fields.object();
-  if (const auto found = object.find(kField);
-      found != object.end() && found->is_null())
-    return 0;
+  if (IsNull(fields, kField)) return 0;
   if (!fields.Has(kField)) return family.window;
   return fields.GetUint(kField, 1, kMaxKvPositions);
 }
@@ -61,15 +65,15 @@ absl::StatusOr<std::vector<bool>> FindWindowed(const JsonFields& fields,
                                                uint32_t layers) {
   std::vector<bool> windowed(layers);
   uint64_t pattern = family.pattern;
-  uint64_t first = 0;
   switch (family.windowed) {
     case WindowedLayers::kNone:
       return windowed;
-    case WindowedLayers::kLaterOnes: {
+    case WindowedLayers::kLaterOnes:
+    case WindowedLayers::kEarlierEven:
+    case WindowedLayers::kAllWhereUsed: {
       QUIRE_ASSIGN_OR_RETURN(const bool used,
                              fields.GetBoolOr("use_sliding_window", false));
       if (!used) return windowed;
-      QUIRE_ASSIGN_OR_RETURN(first, fields.GetUintOr("max_window_layers", 28));
       break;
     }
     case WindowedLayers::kAllButEveryNth:
@@ -84,15 +88,35 @@ absl::StatusOr<std::vector<bool>> FindWindowed(const JsonFields& fields,
       break;
   }
   if (fields.Has("layer_types")) return ReadLayerTypes(fields, layers);
-  for (uint32_t layer = 0; layer < layers; ++layer)
-    windowed[layer] =
-        layer >= first && (pattern == 0 || (layer + 1) % pattern != 0);
+  QUIRE_ASSIGN_OR_RETURN(
+      const uint64_t border,
+      fields.GetUintOr("max_window_layers", family.max_window_layers));
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    switch (family.windowed) {
+      case WindowedLayers::kLaterOnes:
+        windowed[layer] = layer >= border;
+        break;
+      case WindowedLayers::kEarlierEven:
+        windowed[layer] = layer < border && layer % 2 == 0;
+        break;
+      case WindowedLayers::kAllButEveryNth:
+        windowed[layer] = (layer + 1) % pattern != 0;
+        break;
+      case WindowedLayers::kNone:
+      case WindowedLayers::kAll:
+      case WindowedLayers::kAllWhereUsed:
+        windowed[layer] = family.windowed != WindowedLayers::kNone;
+        break;
+    }
+  }
   return windowed;
 }
 
-// What a layer keeps that sees all tokens.
+// What a layer keeps that sees all tokens. `has_sizes`: what is left out of how
+// large the model is, is the family's.
 absl::StatusOr<KvLayerKind> ReadKind(const JsonFields& fields,
-                                     const KvFamily& family, uint64_t heads) {
+                                     const KvFamily& family, bool has_sizes,
+                                     uint64_t heads) {
   if (family.latent) {
     QUIRE_ASSIGN_OR_RETURN(const uint64_t rank, ReadSize(fields, "kv_lora_rank",
                                                          family.latent_rank));
@@ -105,15 +129,19 @@ absl::StatusOr<KvLayerKind> ReadKind(const JsonFields& fields,
   QUIRE_ASSIGN_OR_RETURN(
       const uint64_t kv_heads,
       ReadSize(fields, "num_key_value_heads",
-               family.kv_heads == 0 ? heads : family.kv_heads));
+               family.kv_heads == 0 || IsNull(fields, "num_key_value_heads")
+                   ? heads
+                   : family.kv_heads));
   if (heads % kv_heads != 0)
     return fields.Error("num_key_value_heads",
                         absl::StrCat("is ", kv_heads, ", which the ", heads,
                                      " attention heads cannot share evenly"));
   uint64_t head_dim = family.head_dim;
   if (!fields.Has("head_dim") && head_dim == 0) {
-    QUIRE_ASSIGN_OR_RETURN(const uint64_t hidden,
-                           fields.GetUint("hidden_size", 1, kMaxKvDimension));
+    QUIRE_ASSIGN_OR_RETURN(
+        const uint64_t hidden,
+        ReadSize(fields, "hidden_size",
+                 has_sizes ? std::optional(family.hidden) : std::nullopt));
     if (hidden % heads != 0)
       return fields.Error(
           "hidden_size",
@@ -128,7 +156,7 @@ absl::StatusOr<KvLayerKind> ReadKind(const JsonFields& fields,
                      .value_dim = static_cast<uint32_t>(head_dim)};
 }
 
-absl::StatusOr<KvConfig> ParseText(const JsonFields& fields) {
+absl::StatusOr<KvConfig> ParseText(const JsonFields& fields, bool nested) {
   KvConfig config;
   QUIRE_ASSIGN_OR_RETURN(config.model_type, fields.GetString("model_type"));
   const KvFamily* const family = FindKvFamily(config.model_type);
@@ -136,17 +164,22 @@ absl::StatusOr<KvConfig> ParseText(const JsonFields& fields) {
     return absl::UnimplementedError(absl::StrCat(
         fields.where(), ": what models of type ", Quoted(config.model_type),
         " keep of a token is not known; known: ", KnownKvFamilies()));
-  QUIRE_ASSIGN_OR_RETURN(
-      const uint64_t layers,
-      ReadSize(fields, "num_hidden_layers", family->layers, kMaxKvLayers));
+  const bool has_sizes = nested || family->has_sizes;
+  const auto size = [&](uint64_t otherwise) {
+    return has_sizes ? std::optional(otherwise) : std::nullopt;
+  };
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t layers,
+                         ReadSize(fields, "num_hidden_layers",
+                                  size(family->layers), kMaxKvLayers));
   QUIRE_ASSIGN_OR_RETURN(
       const uint64_t heads,
-      ReadSize(fields, "num_attention_heads", family->heads));
+      ReadSize(fields, "num_attention_heads", size(family->heads)));
   config.query_heads = static_cast<uint32_t>(heads);
   QUIRE_ASSIGN_OR_RETURN(config.max_positions,
                          ReadSize(fields, "max_position_embeddings",
                                   family->max_positions, kMaxKvPositions));
-  QUIRE_ASSIGN_OR_RETURN(KvLayerKind kind, ReadKind(fields, *family, heads));
+  QUIRE_ASSIGN_OR_RETURN(KvLayerKind kind,
+                         ReadKind(fields, *family, has_sizes, heads));
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<bool> windowed,
       FindWindowed(fields, *family, static_cast<uint32_t>(layers)));
@@ -163,10 +196,10 @@ absl::StatusOr<KvConfig> ParseText(const JsonFields& fields) {
 absl::StatusOr<KvConfig> ParseKvConfig(const nlohmann::json& config,
                                        const std::string& where) {
   const JsonFields fields(config, where);
-  if (!fields.Has("text_config")) return ParseText(fields);
+  if (!fields.Has("text_config")) return ParseText(fields, /*nested=*/false);
   QUIRE_ASSIGN_OR_RETURN(const JsonFields text,
                          fields.GetObject("text_config"));
-  return ParseText(text);
+  return ParseText(text, /*nested=*/true);
 }
 
 KvModelShape WithElements(KvModelShape shape, KvDType dtype) {

@@ -142,12 +142,68 @@ TEST(KvConfigTest, WindowsAreWhereTransformersHasThem) {
       ElementsAre(12, 12));
   constexpr char kQwen[] =
       R"("model_type": "qwen3", "num_hidden_layers": 3, "hidden_size": 64,
-         "num_attention_heads": 8, "sliding_window": 32,
-         "max_window_layers": 1)";
+         "num_attention_heads": 8, "num_key_value_heads": 8,
+         "sliding_window": 32, "max_window_layers": 1)";
   EXPECT_THAT(windows(std::string("{") + kQwen + "}"), ElementsAre(0, 0, 0));
   EXPECT_THAT(
       windows(std::string("{") + kQwen + R"(, "use_sliding_window": true})"),
       ElementsAre(0, 32, 32));
+  // The same fields mean other layers where there are experts.
+  constexpr char kExperts[] =
+      R"("num_hidden_layers": 5, "hidden_size": 64, "num_attention_heads": 16,
+         "num_key_value_heads": 4, "use_sliding_window": true,
+         "sliding_window": 32, "max_window_layers": 3})";
+  EXPECT_THAT(
+      windows(std::string(R"({"model_type": "qwen2_moe", )") + kExperts),
+      ElementsAre(32, 0, 32, 0, 0));
+  EXPECT_THAT(
+      windows(std::string(R"({"model_type": "qwen3_moe", )") + kExperts),
+      ElementsAre(32, 32, 32, 32, 32));
+  EXPECT_THAT(windows(R"({"model_type": "ministral", "num_hidden_layers": 2,
+                          "hidden_size": 64, "num_attention_heads": 8,
+                          "sliding_window": 8})"),
+              ElementsAre(8, 8));
+}
+
+// What transformers' classes have for fields that are left out: a model of
+// images and text leaves out what its language model has of them.
+TEST(KvConfigTest, FieldsThatAreLeftOutAreTheFamilys) {
+  const struct {
+    const char* text;
+    uint64_t token;
+  } expected[] = {
+      // llava-1.5-7b, pixtral-12b and Qwen2.5-VL-7B as they are published.
+      {R"({"model_type": "llava", "text_config": {"model_type": "llama",
+           "max_position_embeddings": 4096, "vocab_size": 32064}})",
+       32 * 2 * 32 * 128 * 2},
+      {R"({"model_type": "llava", "text_config": {"model_type": "mistral",
+           "head_dim": 128, "hidden_size": 5120, "num_hidden_layers": 40,
+           "num_key_value_heads": 8}})",
+       40 * 2 * 8 * 128 * 2},
+      {R"({"model_type": "qwen2_5_vl", "hidden_size": 3584,
+           "num_attention_heads": 28, "num_hidden_layers": 28,
+           "num_key_value_heads": 4, "use_sliding_window": false,
+           "sliding_window": 32768, "max_window_layers": 28})",
+       28 * 2 * 4 * 128 * 2},
+      {R"({"model_type": "qwen2_vl", "text_config": {"model_type":
+           "qwen2_vl_text", "num_hidden_layers": 2}})",
+       2 * 2 * 8 * 128 * 2},
+      // Not as many as there are heads, but where there is a null.
+      {R"({"model_type": "qwen2", "num_hidden_layers": 80, "hidden_size": 8192,
+           "num_attention_heads": 64})",
+       80 * 2 * 32 * 128 * 2},
+      {R"({"model_type": "qwen2", "num_hidden_layers": 80, "hidden_size": 8192,
+           "num_attention_heads": 64, "num_key_value_heads": null})",
+       80 * 2 * 64 * 128 * 2},
+      {R"({"model_type": "glm4", "num_hidden_layers": 40, "hidden_size": 4096,
+           "num_attention_heads": 32})",
+       40 * 2 * 2 * 128 * 2},
+  };
+  for (const auto& [text, token] : expected) {
+    const auto config = Parse(text);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(TokenBytes(*config), token) << text;
+  }
 }
 
 TEST(KvConfigTest, ElementsOf8BitsHaveScales) {

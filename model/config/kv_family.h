@@ -20,21 +20,31 @@ enum class WindowedLayers : uint8_t {
   kNone,
   kAll,
   kAllButEveryNth,  // sliding_window_pattern: the last of so many sees all
-  kLaterOnes,       // use_sliding_window: those from max_window_layers on
+  // With use_sliding_window:
+  kLaterOnes,     // those from max_window_layers on
+  kEarlierEven,   // every other one of those before max_window_layers
+  kAllWhereUsed,  // all
 };
 
-// Of transformers' configuration_*.py; 0 where the field has to be there.
+// Of transformers' configuration_*.py, with what its classes take for fields
+// that are left out. A configuration by itself says how large its model is;
+// only as the text_config of a model of images and text it may leave that out,
+// too.
 struct KvFamily {
   const char* model_type;
   // llama.cpp's name of the architecture; null: it has none of its own.
   const char* gguf_architecture;
   uint64_t max_positions;
-  uint64_t layers = 0;
-  uint64_t heads = 0;
+  uint64_t layers;
+  uint64_t heads;
+  uint64_t hidden = 0;    // 0: there is a head_dim
   uint64_t kv_heads = 0;  // 0: as many as there are heads
   uint64_t head_dim = 0;  // 0: hidden_size / heads
+  // May leave its size out by itself as well.
+  bool has_sizes = false;
   WindowedLayers windowed = WindowedLayers::kNone;
   uint64_t window = 0;  // 0: none
+  uint64_t max_window_layers = 28;
   uint64_t pattern = 0;
   // One vector a token, of kv_lora_rank + qk_rope_head_dim elements.
   bool latent = false;
