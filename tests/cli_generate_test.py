@@ -67,6 +67,10 @@ class GenerateTest(VerbCase):
                               "--new-tokens", "4", "--json", "--layers-per-row",
                               "auto", *EXACT)
         self.assertIn("22 tokens in the mean", speed["kv_layout"])
+        # The prompt, and half of the new tokens.
+        answer = self.run_json(*arguments, "--layers-per-row", "auto")
+        mean = len(expect["prompt"]) + len(expect["greedy"]) // 2
+        self.assertIn(f"{mean} tokens in the mean", answer["kv_layout"])
 
     def test_adapters_are_chosen_for_each_sequence(self):
         case = golden_case("lora-patterns")

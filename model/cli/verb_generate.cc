@@ -167,6 +167,15 @@ absl::Status PrintCompletions(const GenerateOptions& options,
   return PrintJson(result);
 }
 
+// Of a sequence halfway through its new tokens, for --layers-per-row auto.
+uint64_t MeanTokens(const GenerateOptions& options,
+                    const std::vector<Prompt>& prompts) {
+  uint64_t tokens = 0;
+  for (const Prompt& prompt : prompts)
+    tokens = SaturatingAdd(tokens, prompt.tokens.size());
+  return SaturatingAdd(tokens / prompts.size(), options.max_new_tokens / 2);
+}
+
 absl::Status Generate(GenerateOptions options) {
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
                          OpenRunnable(options.model));
@@ -178,6 +187,8 @@ absl::Status Generate(GenerateOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Prompt> prompts,
                          ReadPrompts(options, text));
 
+  if (options.session.kv_workload.mean_tokens == 0)
+    options.session.kv_workload.mean_tokens = MeanTokens(options, prompts);
   options.session.streaming.progress = LoadProgressIn(options.progress);
   QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
   options.session.adapters = NameAdapters(options.adapters);
