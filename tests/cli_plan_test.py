@@ -101,6 +101,7 @@ class PlanTest(VerbCase):
         length = len(expect["prompt"]) + len(expect["greedy"])
         for device, planned in zip(memory["devices"], plan["devices"]):
             rows = length * planned["kv_bytes_per_token"]
+            self.assertLessEqual(device["peak"], planned["running_peak"])
             self.assertGreaterEqual(device["peak"], planned["fixed"])
             self.assertLessEqual(device["peak"], planned["fixed"] + rows + 4096)
         for wrong in (["--max-memory", "gpu:1GiB"], ["--max-memory", "0:1GiB,"],

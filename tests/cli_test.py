@@ -155,12 +155,27 @@ class UsageTest(unittest.TestCase):
                 (["--ledger-min", "1GiB"], "--ledger-min 1.00 GiB"),
                 (["--device-memory", "1MiB"],
                  "--device-memory 1.00 MiB holds no page of 2.00 MiB"),
+                (["--max-memory", "0:0"],
+                 "--max-memory 0:0 B holds no page of 2.00 MiB"),
+                (["--max-memory", "99:8GiB"],
+                 "--max-memory 99:8.00 GiB: devices are 0 to 63"),
+                (["--device-map", "AUTO"],
+                 "'AUTO' is no file, and none of auto, balanced"),
+                (["--tensor-parallel-size", "2"], "--tensor-parallel-size"),
+                (["--dtype", "float16"], "--dtype"),
                 (["--max-memory", "0:1KiB,cpu:1GiB"],
                  "--max-memory 0:1.00 KiB holds no page of 2.00 MiB")):
             result = run("generate", case, "--tokens", "1", *options)
             self.assertEqual((result.returncode, result.stdout), (2, ""),
                              options)
             self.assertIn(message, result.stderr)
+
+    def test_devices_that_no_limit_names_are_told_of_once(self):
+        result = run("plan", golden_case("plain"), "--max-memory", "9:8MiB",
+                     "--device-memory", "8MiB")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        self.assertIn("devices 0 to 8 stay empty", result.stderr)
 
     def test_options_without_an_effect_are_wrong_usage(self):
         case = golden_case("plain")

@@ -224,7 +224,19 @@ void AddPlacementOptions(CLI::App* app, PlacementOptions* options) {
   app->add_option("--device-map", options->device_map,
                   "Where the parts of the model go: auto, balanced, "
                   "balanced_low_0, sequential, or a JSON file of modules and "
-                  "devices, \"cpu\" or \"disk\" [all on device 0]");
+                  "devices, \"cpu\" or \"disk\" [all on device 0]")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            std::error_code ignored;
+            return ParsePlacementPolicy(text) ||
+                           std::filesystem::exists(text, ignored)
+                       ? std::string()
+                       : absl::StrCat("'", text,
+                                      "' is no file, and none of auto, "
+                                      "balanced, balanced_low_0 and "
+                                      "sequential");
+          },
+          "POLICY or FILE"));
   app->add_option_function<std::string>(
          "--max-memory",
          [options](const std::string& text) {
@@ -283,6 +295,16 @@ void AddSessionOptions(CLI::App* app, SessionOptions* options,
          "--activations", [](const std::string&) {},
          "Activations: f32 is what this version computes with")
       ->check(CLI::IsMember({"f32"}));
+  app->add_option_function<std::string>(
+         "--dtype", [](const std::string&) {},
+         "Weights as they run: auto, which is as they are stored; "
+         "--quantization rounds them")
+      ->check(CLI::IsMember({"auto"}));
+  app->add_option_function<std::string>(
+         "--tensor-parallel-size", [](const std::string&) {},
+         "Devices that share each layer: 1 is what this version has; "
+         "--device-map puts layers on several")
+      ->check(CLI::IsMember({"1"}));
   app->add_option("--ledger", options->sharing.ledger,
                   "Share the device with other processes through the memory "
                   "ledger of this name; 'default': the one of this user and "

@@ -64,6 +64,7 @@ json DevicesJson(const ModelPlan& plan) {
                        {"buffers", device.buffers.value()},
                        {"fixed", device.fixed.value()},
                        {"peak", device.peak.value()},
+                       {"running_peak", device.running_peak.value()},
                        {"layers", device.layers},
                        {"kv_bytes_per_token", device.kv_token.value()},
                        {"kv", device.kv.value()}});
@@ -316,7 +317,9 @@ absl::Status Plan(PlanOptions options) {
 void AddPlanVerb(CLI::App* app, Action* chosen) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* verb = app->add_subcommand(
-      "plan", "What would fit on a device: weights, workspace, sequences");
+      "plan",
+      "What would fit on a device: weights, workspace, sequences. Ends with 0 "
+      "whether it fits or not: \"fits\" of --json says so");
   verb->add_option("MODEL", options->model,
                    "Folder, .safetensors or .gguf file; a folder with nothing "
                    "but config.json, or the name of a published model such as "

@@ -47,6 +47,10 @@ absl::Status CheckCacheKind(const SessionOptions& options) {
       ", which --kv-cache ", KvCacheKindName(options.kv_cache), " is not"));
 }
 
+// More than a machine has. A number beyond is a slip, and each device that it
+// stands for would be made.
+constexpr int kMostDevices = 64;
+
 // Whether each device can have a page at all.
 absl::Status CheckPages(const SessionOptions& options) {
   const Bytes page = options.device.page_size;
@@ -61,10 +65,14 @@ absl::Status CheckPages(const SessionOptions& options) {
     QUIRE_RETURN_IF_ERROR(
         check(options.device.device_memory, "--device-memory "));
   for (const MemoryLimit& limit : options.placement.max_memory) {
-    if (limit.place.tier == MemoryTier::kDevice)
-      QUIRE_RETURN_IF_ERROR(
-          check(limit.limit,
-                absl::StrCat("--max-memory ", PlaceName(limit.place), ":")));
+    if (limit.place.tier != MemoryTier::kDevice) continue;
+    const std::string option =
+        absl::StrCat("--max-memory ", PlaceName(limit.place), ":");
+    if (limit.place.device.value() >= kMostDevices)
+      return absl::InvalidArgumentError(
+          absl::StrCat(option, FormatBytes(limit.limit), ": devices are 0 to ",
+                       kMostDevices - 1));
+    QUIRE_RETURN_IF_ERROR(check(limit.limit, option));
   }
   return absl::OkStatus();
 }

@@ -166,26 +166,52 @@ absl::Status CheckLimits(const std::string& path, const DeviceMap& map,
   return absl::OkStatus();
 }
 
-std::string ExplainEmptyDevice(size_t device, Bytes memory,
+std::string ExplainEmptyDevice(size_t device, Bytes memory, Bytes limit,
                                const PolicyMap& policy) {
   const MemoryPlace place = DevicePlace(static_cast<int32_t>(device));
-  const auto at_place = [&](const auto& one) { return one.place == place; };
   const std::string begin = absl::StrCat("device ", device, " stays empty: ");
-  const auto limit =
-      std::find_if(policy.limits.begin(), policy.limits.end(), at_place);
-  if (limit == policy.limits.end())
-    return absl::StrCat(begin, "no limit of memory names it");
-  const auto unused = std::find_if(policy.map.unused.begin(),
-                                   policy.map.unused.end(), at_place);
+  const auto unused =
+      std::find_if(policy.map.unused.begin(), policy.map.unused.end(),
+                   [&](const auto& one) { return one.place == place; });
   if (unused == policy.map.unused.end())
     return absl::StrCat(begin, "the devices before it hold all parts");
   return absl::StrCat(
       begin, "the next part takes ", FormatBytes(unused->needed), ", and of ",
-      FormatBytes(memory), " it has ", FormatBytes(limit->limit),
-      " for weights",
-      limit->limit < memory
-          ? ", beside workspace and a sequence of the longest length"
-          : "");
+      FormatBytes(memory), " it has ", FormatBytes(limit), " for weights",
+      limit < memory ? ", beside workspace and a sequence of the longest length"
+                     : "");
+}
+
+// In a sentence for each, and one for neighbours that no limit names.
+std::vector<std::string> ExplainEmptyDevices(
+    const std::vector<Bytes>& memory, std::span<const PlacementBlock> blocks,
+    const PolicyMap& policy) {
+  const auto limit_of = [&](size_t device) {
+    const MemoryPlace place = DevicePlace(static_cast<int32_t>(device));
+    return std::find_if(
+        policy.limits.begin(), policy.limits.end(),
+        [&](const MemoryLimit& limit) { return limit.place == place; });
+  };
+  std::vector<std::string> reasons;
+  for (size_t device = 0; device < memory.size(); ++device) {
+    if (const auto limit = limit_of(device); limit != policy.limits.end()) {
+      if (policy.map.BytesOn(limit->place, blocks).zero())
+        reasons.push_back(
+            ExplainEmptyDevice(device, memory[device], limit->limit, policy));
+      continue;
+    }
+    const size_t first = device;
+    while (device + 1 < memory.size() &&
+           limit_of(device + 1) == policy.limits.end())
+      ++device;
+    reasons.push_back(
+        first == device
+            ? absl::StrCat("device ", first,
+                           " stays empty: no limit of memory names it")
+            : absl::StrCat("devices ", first, " to ", device,
+                           " stay empty: no limit of memory names them"));
+  }
+  return reasons;
 }
 
 }  // namespace
@@ -265,10 +291,7 @@ absl::StatusOr<PlacedWeights> PlaceWeights(const Checkpoint& checkpoint,
   QUIRE_ASSIGN_OR_RETURN(PolicyMap chosen,
                          PlanWithinDevices(checkpoint, config, options, limits,
                                            blocks, std::move(rules)));
-  for (size_t i = 0; i < limits.size(); ++i) {
-    if (chosen.map.BytesOn(DevicePlace(static_cast<int32_t>(i)), blocks).zero())
-      result.empty_devices.push_back(ExplainEmptyDevice(i, limits[i], chosen));
-  }
+  result.empty_devices = ExplainEmptyDevices(limits, blocks, chosen);
   result.placement.places = std::move(chosen.map.places);
   return result;
 }

@@ -110,7 +110,14 @@ absl::StatusOr<Outlook> LookAt(const Checkpoint& checkpoint,
         outlook.devices[static_cast<size_t>(part.device.value())];
     device.layers = static_cast<uint32_t>(part.layers.size());
     device.kv_token = part.layout.TokenBytes();
+    const auto pages = part.layout.PagesForTokens(max_model_len, page_size);
+    const auto sequence =
+        pages ? CheckedBytes(*pages, page_size) : std::nullopt;
+    device.running_peak =
+        SaturatingAdd(device.fixed, sequence.value_or(Bytes(UINT64_MAX)));
   }
+  for (DevicePlan& device : outlook.devices)
+    device.running_peak = std::max(device.peak, device.running_peak);
   outlook.longest_sequence =
       KvRoom(outlook.reservation, outlook.devices, page_size)
           .LongestSequence(max_model_len);

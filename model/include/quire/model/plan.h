@@ -33,6 +33,8 @@ struct DevicePlan {
   // Pages under all three.
   Bytes fixed;
   Bytes peak;           // the most pages during the load: fixed, or more
+  // The same while one sequence of the longest length runs, too.
+  Bytes running_peak;
   uint32_t layers = 0;  // that run there
   Bytes kv_token;       // of these layers
   Bytes kv;             // what is left for keys and values
