@@ -39,6 +39,13 @@ uint64_t GroupsFor(uint64_t in_features, int64_t group_size) {
   return CeilDivide(in_features, static_cast<uint64_t>(group_size));
 }
 
+// What the number of groups says where the configuration says nothing.
+int64_t InferGroupSize(uint64_t in_features, uint64_t groups) {
+  if (groups == 1) return -1;
+  if (GroupsFor(in_features, kUsualGroupSize) == groups) return kUsualGroupSize;
+  return static_cast<int64_t>(CeilDivide(in_features, groups));
+}
+
 // Checks one module, tensor by tensor.
 class ModuleChecker {
  public:
@@ -50,6 +57,7 @@ class ModuleChecker {
     QUIRE_RETURN_IF_ERROR(FindTensors());
     if (module_.packing == GptqPacking::kAwq) {
       QUIRE_RETURN_IF_ERROR(FindAwqSizes());
+      module_.least_in_features = module_.in_features;
     } else {
       QUIRE_RETURN_IF_ERROR(FindSizes());
       QUIRE_RETURN_IF_ERROR(CheckQweight());
@@ -116,16 +124,34 @@ class ModuleChecker {
     }
     if (module_.g_idx != nullptr) {
       module_.in_features = module_.g_idx->shape[0];
+      module_.least_in_features = module_.in_features;
       return absl::OkStatus();
     }
     const auto stored_bits = CheckedMultiply(qweight.shape[0], kWordBits);
-    if (!stored_bits || *stored_bits % bits != 0)
-      return Error(qweight, absl::StrCat(qweight.shape[0],
-                                         " rows are no whole number of codes "
-                                         "with bits = ",
-                                         bits, " (", config_.where(), ")"));
+    if (!stored_bits)
+      return Error(qweight, "its rows have more bits than can be counted");
     module_.in_features = *stored_bits / bits;
+    module_.least_in_features = module_.packing == GptqPacking::kPlanar
+                                    ? module_.in_features
+                                    : (*stored_bits - kWordBits) / bits + 1;
+    ChooseByGroups();
     return absl::OkStatus();
+  }
+
+  // Leaves the numbers of inputs that have as many groups as there are, if
+  // there are any: the last word, and the last group, may be used in part.
+  void ChooseByGroups() {
+    if (module_.settings.group_size <= 0) return;
+    const auto group_size = static_cast<uint64_t>(module_.settings.group_size);
+    const uint64_t groups = module_.scales->shape[0];
+    const uint64_t end =
+        CheckedMultiply(groups, group_size).value_or(UINT64_MAX);
+    const uint64_t begin = end - group_size + 1;
+    uint64_t& least = module_.least_in_features;
+    uint64_t& most = module_.in_features;
+    if (end < least || begin > most) return;
+    least = std::max(least, begin);
+    most = std::min(most, end);
   }
 
   // The same where words lie along the outputs.
@@ -164,7 +190,7 @@ class ModuleChecker {
     return absl::StrCat(module_.in_features, " inputs (",
                         module_.g_idx != nullptr
                             ? std::string("the length of g_idx")
-                            : absl::StrCat("what qweight holds at ",
+                            : absl::StrCat("the most that qweight holds at ",
                                            module_.settings.bits, " bits"),
                         ")");
   }
@@ -205,7 +231,9 @@ class ModuleChecker {
     int64_t& group_size = module_.settings.group_size;
     const TensorInfo& scales = *module_.scales;
     module_.groups = scales.shape[0];
-    if (group_size == 0) group_size = InferGroupSize();
+    module_.infers_group_size = group_size == 0;
+    if (module_.infers_group_size)
+      group_size = InferGroupSize(module_.in_features, module_.groups);
     const uint64_t needed = GroupsFor(module_.in_features, group_size);
     if (module_.groups != needed)
       return Error(scales, absl::StrCat(Inputs(), " with group_size = ",
@@ -224,21 +252,24 @@ class ModuleChecker {
     return absl::OkStatus();
   }
 
-  // What the number of groups says where the configuration says nothing.
-  int64_t InferGroupSize() const {
-    if (module_.groups == 1) return -1;
-    if (GroupsFor(module_.in_features, kUsualGroupSize) == module_.groups)
-      return kUsualGroupSize;
-    return static_cast<int64_t>(
-        CeilDivide(module_.in_features, module_.groups));
-  }
-
   const Checkpoint& checkpoint_;
   const GptqConfig& config_;
   GptqModule& module_;
 };
 
 }  // namespace
+
+bool GptqModule::SetInFeatures(uint64_t inputs) {
+  if (inputs < least_in_features || inputs > in_features) return false;
+  if (inputs == in_features) return true;
+  if (infers_group_size) {
+    const int64_t inferred = InferGroupSize(inputs, groups);
+    if (GroupsFor(inputs, inferred) != groups) return false;
+    settings.group_size = inferred;
+  }
+  in_features = least_in_features = inputs;
+  return true;
+}
 
 absl::StatusOr<std::vector<GptqModule>> FindGptqModules(
     const Checkpoint& checkpoint, const GptqConfig& config) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -127,8 +128,57 @@ TEST_F(GptqModulesTest, WithoutGIdxTheRowsTellTheInputs) {
   EXPECT_EQ(module.in_features, 64u);
   EXPECT_EQ(module.g_idx, nullptr);
   tensors["m.qweight"].shape = {7, 24};
-  ExpectRefused(tensors, "m.qweight", "no whole number of codes with bits = 3",
+  ExpectRefused(tensors, "m.scales",
+                "74 inputs (the most that qweight holds at 3 bits)",
                 R"({"bits":3,"group_size":32})");
+}
+
+// The last word, and the last group, may be used in part: what the shapes leave
+// open, the model decides.
+TEST_F(GptqModulesTest, WithoutGIdxInputsMayEndWithinAWord) {
+  constexpr uint64_t kOutputs = 8;
+  for (const int bits : {2, 3, 4, 8}) {
+    const uint64_t columns =
+        PackBits(std::vector<uint32_t>(kOutputs), bits).size();
+    for (const int64_t group_size : {-1, 8, 20, 128}) {
+      // Rows of qweight and of the scales, by inputs.
+      std::vector<std::pair<uint64_t, uint64_t>> shapes(91);
+      for (uint64_t inputs = 1; inputs < shapes.size(); ++inputs)
+        shapes[inputs] = {
+            PackBits(std::vector<uint32_t>(inputs), bits).size(),
+            group_size < 0 ? 1
+                           : (inputs + static_cast<uint64_t>(group_size) - 1) /
+                                 static_cast<uint64_t>(group_size)};
+      for (uint64_t inputs = 1; inputs <= 70; inputs += 3) {
+        const auto& [rows, groups] = shapes[inputs];
+        const GptqModule module =
+            FindOne({{"m.qweight", {"I32", {rows, kOutputs}, ""}},
+                     {"m.qzeros", {"I32", {groups, columns}, ""}},
+                     {"m.scales", {"F16", {groups, kOutputs}, ""}}},
+                    absl::StrCat("{\"bits\":", bits,
+                                 ",\"group_size\":", group_size, "}"));
+        for (uint64_t other = 1; other < shapes.size(); ++other) {
+          GptqModule copy = module;
+          const bool fits = shapes[other] == shapes[inputs];
+          ASSERT_EQ(copy.SetInFeatures(other), fits)
+              << other << " inputs with the shapes of " << inputs << " at "
+              << bits << " bits in groups of " << group_size;
+          ASSERT_EQ(copy.in_features, fits ? other : module.in_features);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GptqModulesTest, AGroupSizeThatIsInferredGoesWithTheInputs) {
+  GptqModule module = FindOne({{"m.qweight", {"I32", {13, 24}, ""}},
+                               {"m.qzeros", {"I32", {5, 3}, ""}},
+                               {"m.scales", {"F16", {5, 24}, ""}}},
+                              R"({"bits":4})");
+  EXPECT_EQ(module.in_features, 104u);
+  EXPECT_EQ(module.settings.group_size, 21);
+  EXPECT_TRUE(module.SetInFeatures(100));
+  EXPECT_EQ(module.settings.group_size, 20);
 }
 
 TEST_F(GptqModulesTest, InputsNeedNotBeAMultipleOfTheGroup) {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "loader/quantization_formats.h"
 #include "loader/scaled_module_readers.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
+#include "quire/loader/quote.h"
 
 namespace quire {
 
@@ -38,6 +40,12 @@ absl::StatusOr<QuantizedModules> FindQuantizedModules(
   const JsonFields config(checkpoint.quantization_config(),
                           QuantizationConfigName(checkpoint));
   QUIRE_ASSIGN_OR_RETURN(result.method, FindQuantizationMethod(config));
+  const std::string otherwise = ContradictionsOfConfigJson(checkpoint);
+  if (!otherwise.empty())
+    result.notes.push_back(absl::StrCat(
+        Printable(checkpoint.quantization_config_path()),
+        " counts; the quantization_config of config.json says otherwise: ",
+        otherwise));
   switch (result.method) {
     case QuantizationMethod::kFp8:
       QUIRE_RETURN_IF_ERROR(FindFp8Modules(checkpoint, config, &result));

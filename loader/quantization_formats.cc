@@ -92,6 +92,12 @@ constexpr Format kAwqLayouts[] = {
     {"exllama", "ExLlama's packing", kSaveAsGemm},
 };
 
+// What weights are read by, of the fields that are one word or number.
+constexpr const char* kMeaningfulFields[] = {
+    "quant_method", "checkpoint_format", "format", "version",
+    "bits",         "group_size",        "sym",    "desc_act",
+    "zero_point",   "pack_dtype"};
+
 template <size_t n>
 absl::Status Refuse(const JsonFields& config, std::string_view field,
                     const std::string& value, const Format (&formats)[n],
@@ -205,7 +211,29 @@ std::string QuantizationConfigName(const Checkpoint& checkpoint) {
   const bool embedded = path.ends_with("config.json") &&
                         !path.ends_with("quantize_config.json") &&
                         !path.ends_with("quant_config.json");
-  return absl::StrCat(Printable(path), embedded ? ": quantization_config" : "");
+  if (embedded) return absl::StrCat(Printable(path), ": quantization_config");
+  const std::string otherwise = ContradictionsOfConfigJson(checkpoint);
+  if (otherwise.empty()) return Printable(path);
+  return absl::StrCat(Printable(path), ", but config.json says ", otherwise);
+}
+
+std::string ContradictionsOfConfigJson(const Checkpoint& checkpoint) {
+  const nlohmann::json& file = checkpoint.quantization_config();
+  const auto embedded = checkpoint.config().find("quantization_config");
+  if (embedded == checkpoint.config().end() || !embedded->is_object())
+    return "";
+  std::string contradictions;
+  for (const char* field : kMeaningfulFields) {
+    const auto ours = file.find(field);
+    const auto other = embedded->find(field);
+    if (ours == file.end() || other == embedded->end() || *ours == *other)
+      continue;
+    absl::StrAppend(
+        &contradictions, contradictions.empty() ? "" : ", ", field, " = ",
+        Printable(other->dump(-1, ' ', /*ensure_ascii=*/true,
+                              nlohmann::json::error_handler_t::replace)));
+  }
+  return contradictions;
 }
 
 absl::StatusOr<QuantizationMethod> FindQuantizationMethod(

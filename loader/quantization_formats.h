@@ -25,6 +25,10 @@ absl::StatusOr<std::string_view> FindAlias(
 // object.
 std::string QuantizationConfigName(const Checkpoint& checkpoint);
 
+// "bits = 8, group_size = 128": what config.json says otherwise than the file
+// beside it, which counts; empty where they agree.
+std::string ContradictionsOfConfigJson(const Checkpoint& checkpoint);
+
 // What `config`, a quantisation configuration, describes. Formats and layouts
 // that are not read are errors that name the format and the field and say what
 // would work instead: reading one layout as another gives garbage without any

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "loader/checkpoint_test_util.h"
+#include "loader/tensors_test_util.h"
 #include "quire/model/session.h"
 #include "tests/golden_cases.h"
 
@@ -30,6 +31,7 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
+using testing::Not;
 
 std::string ReadBytes(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -55,21 +57,35 @@ class CheckpointIssueTest : public testing::Test {
     folder_.Write("model/quantize_config.json", quantize.dump());
   }
 
-  // Replaces each byte of the tensors whose names end with `suffix`.
-  void ChangeTensors(const std::string& suffix,
-                     const std::function<char(char)>& change) {
-    std::string file = ReadBytes(Model() + "/model.safetensors");
+  Tensors ReadTensors() const {
+    const std::string file = ReadBytes(Model() + "/model.safetensors");
     uint64_t length = 0;
     for (int i = 7; i >= 0; --i)
       length = length << 8 | static_cast<unsigned char>(file[i]);
+    Tensors tensors;
     const json header = json::parse(file.substr(8, length));
-    for (const auto& [name, tensor] : header.items()) {
-      if (!name.ends_with(suffix)) continue;
-      const auto offsets = tensor["data_offsets"].get<std::vector<uint64_t>>();
-      for (uint64_t i = offsets[0]; i < offsets[1]; ++i)
-        file[8 + length + i] = change(file[8 + length + i]);
+    for (const auto& [name, entry] : header.items()) {
+      if (name == "__metadata__") continue;
+      const auto offsets = entry["data_offsets"].get<std::vector<uint64_t>>();
+      tensors[name] = {
+          entry["dtype"], entry["shape"].get<std::vector<uint64_t>>(),
+          file.substr(8 + length + offsets[0], offsets[1] - offsets[0])};
     }
-    folder_.Write("model/model.safetensors", file);
+    return tensors;
+  }
+  void WriteTensors(const Tensors& tensors) {
+    folder_.Write("model/model.safetensors", FileOf(tensors));
+  }
+
+  // Replaces each byte of the tensors whose names end with `suffix`.
+  void ChangeTensors(const std::string& suffix,
+                     const std::function<char(char)>& change) {
+    Tensors tensors = ReadTensors();
+    for (auto& [name, tensor] : tensors) {
+      if (!name.ends_with(suffix)) continue;
+      for (char& byte : tensor.bytes) byte = change(byte);
+    }
+    WriteTensors(tensors);
   }
 
   // Expects the logits of the case that was copied, and returns the warnings.
@@ -166,12 +182,82 @@ TEST_F(CheckpointIssueTest, Sglang2935TiedHeadOfAQuantizedCheckpoint) {
 }
 
 // The dimension of heads is 24, the hidden size divided by the heads 16.
-TEST_F(CheckpointIssueTest, Candle2358TensorRtLlm5912HeadDimensionIsAsTheConfigSays) {
+TEST_F(CheckpointIssueTest,
+       Candle2358TensorRtLlm5912HeadDimensionIsAsTheConfigSays) {
   for (const char* const name : {"plain-bf16-tied", "qwen3-gptq"}) {
     fs::remove_all(Model());
     Copy(name);
     ExpectGoldenLogits();
   }
+}
+
+// ---- What other readers make of a checkpoint --------------------------------
+
+// A model that was saved without its head has no "model.", one within a model
+// of images and text has more before it.
+TEST_F(CheckpointIssueTest, NamesMayHaveAnotherPrefix) {
+  for (const char* const golden : {"plain-bf16-tied", "gptq-w4-sym"}) {
+    for (const std::string prefix :
+         {"", "model.language_model.", "language_model.model."}) {
+      fs::remove_all(Model());
+      Copy(golden);
+      Tensors renamed;
+      for (const auto& [name, tensor] : ReadTensors()) {
+        if (name.starts_with("model.")) {
+          renamed[prefix + name.substr(6)] = tensor;
+        } else {
+          renamed[(prefix == "language_model.model." ? "language_model." : "") +
+                  name] = tensor;
+        }
+      }
+      WriteTensors(renamed);
+      SCOPED_TRACE(std::string(golden) + " with \"" + prefix + "\"");
+      EXPECT_THAT(ExpectGoldenLogits(), Not(Contains(HasSubstr("not used"))));
+    }
+  }
+}
+
+// AutoGPTQ writes a bias of zeros beside every linear; one that is not zero is
+// dropped by transformers, where the configuration gives the model none.
+TEST_F(CheckpointIssueTest, ABiasThatTheModelHasNotIsToldUnlessItIsZero) {
+  Copy("plain-bf16-tied");
+  Tensors tensors = ReadTensors();
+  Tensor& bias = tensors["model.layers.1.self_attn.o_proj.bias"];
+  bias = {"BF16", {48}, std::string(96, '\0')};
+  WriteTensors(tensors);
+  EXPECT_THAT(ExpectGoldenLogits(), Not(Contains(HasSubstr("bias"))));
+  bias.bytes[95] = '\x3F';
+  WriteTensors(tensors);
+  SessionOptions options;
+  options.device.device_memory = GiB(1);
+  const auto session = Session::Open(Model(), options);
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_THAT((*session)->weights().warnings(),
+              Contains(AllOf(HasSubstr("biases that are not 0"),
+                             HasSubstr("layers.1.self_attn.o_proj"))));
+}
+
+// Readers do not agree on which of the two configurations counts.
+TEST_F(CheckpointIssueTest, ConfigurationsThatContradictEachOtherAreTold) {
+  Copy("gptq-w4-sym");
+  const auto set = [&](int in_config, int in_file) {
+    SetQuantization("bits", in_file);
+    json config = json::parse(ReadBytes(Model() + "/config.json"));
+    config["quantization_config"]["bits"] = in_config;
+    folder_.Write("model/config.json", config.dump());
+  };
+  set(8, 4);
+  EXPECT_THAT(ExpectGoldenLogits(),
+              Contains(AllOf(HasSubstr("quantize_config.json counts"),
+                             HasSubstr("config.json"),
+                             HasSubstr("otherwise: bits = 8"))));
+  set(4, 8);
+  const auto session = Session::Open(Model(), SessionOptions());
+  ASSERT_FALSE(session.ok());
+  EXPECT_THAT(std::string(session.status().message()),
+              AllOf(HasSubstr("bits = 8"),
+                    HasSubstr("quantize_config.json, but config.json says "
+                              "bits = 4")));
 }
 
 }  // namespace

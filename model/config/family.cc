@@ -25,15 +25,31 @@ constexpr TensorNames kHuggingFaceNames = {
     .down = "mlp.down_proj",
 };
 
-// As a wrapper for several modalities has them: OneComp's full_wrapper, and
-// transformers' classes for images and text.
-constexpr TensorNames Wrapped(TensorNames names) {
-  names.layer_prefix = "model.language_model.layers.";
-  names.embedding = "model.language_model.embed_tokens";
-  names.output_norm = "model.language_model.norm";
+// The same modules under other prefixes.
+constexpr TensorNames Prefixed(const char* layers, const char* embedding,
+                               const char* norm, const char* output) {
+  TensorNames names = kHuggingFaceNames;
+  names.layer_prefix = layers;
+  names.embedding = embedding;
+  names.output_norm = norm;
+  names.output = output;
   return names;
 }
-constexpr TensorNames kWrappedNames = Wrapped(kHuggingFaceNames);
+
+// Hugging Face's names first.
+constexpr std::array<TensorNames, 4> kSafetensorsNames = {{
+    kHuggingFaceNames,
+    // As a wrapper for several modalities has them: OneComp's full_wrapper, and
+    // transformers' classes for images and text, of today and of before.
+    Prefixed("model.language_model.layers.",
+             "model.language_model.embed_tokens", "model.language_model.norm",
+             "lm_head"),
+    Prefixed("language_model.model.layers.",
+             "language_model.model.embed_tokens", "language_model.model.norm",
+             "language_model.lm_head"),
+    // Saved from the model without a head (LlamaModel).
+    Prefixed("layers.", "embed_tokens", "norm", "lm_head"),
+}};
 
 // llama.cpp's gguf-py/gguf/constants.py.
 constexpr TensorNames kGgufNames = {
@@ -96,11 +112,12 @@ const TensorNames& NamesFor(CheckpointFormat format) {
 }
 
 const TensorNames& NamesOf(const Checkpoint& checkpoint) {
-  const bool wrapped =
-      checkpoint.format() == CheckpointFormat::kSafetensors &&
-      checkpoint.Find(absl::StrCat(kWrappedNames.embedding, ".weight")) !=
-          nullptr;
-  return wrapped ? kWrappedNames : NamesFor(checkpoint.format());
+  if (checkpoint.format() == CheckpointFormat::kSafetensors) {
+    for (const TensorNames& names : kSafetensorsNames)
+      if (checkpoint.Find(absl::StrCat(names.embedding, ".weight")) != nullptr)
+        return names;
+  }
+  return NamesFor(checkpoint.format());
 }
 
 const FamilyTraits* FindFamily(CheckpointFormat format, std::string_view name) {

@@ -39,8 +39,8 @@ struct TensorNames {
 
 // Hugging Face's names, which most families share, or llama.cpp's.
 const TensorNames& NamesFor(CheckpointFormat format);
-// The same, or the wrapped names ("model.language_model.layers...") where the
-// checkpoint has these.
+// The same, or the names under another prefix ("model.language_model.",
+// "language_model.model.", none) under which the checkpoint has its embedding.
 const TensorNames& NamesOf(const Checkpoint& checkpoint);
 
 struct FamilyTraits {

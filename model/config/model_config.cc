@@ -59,24 +59,35 @@ absl::Status CheckShape(const ModelConfig& config, const std::string& where) {
 
 // ---- config.json ------------------------------------------------------------
 
+absl::Status CheckRotatedPart(const JsonFields& fields) {
+  QUIRE_ASSIGN_OR_RETURN(const double rotated_part,
+                         fields.GetDoubleOr("partial_rotary_factor", 1));
+  if (rotated_part == 1) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat(fields.where(), ": rotation of ", rotated_part,
+                   " of each head is not supported for this family"));
+}
+
 // transformers 4 has rope_theta and rope_scaling (its kind under "type" or
-// "rope_type"); transformers 5 has both in rope_parameters.
+// "rope_type"); transformers 5 has both in rope_parameters, and takes
+// rope_scaling in its place where that is there and not empty.
 absl::StatusOr<RopeConfig> ParseRope(const JsonFields& fields) {
   RopeConfig rope;
   QUIRE_ASSIGN_OR_RETURN(rope.theta,
                          ReadPositive(fields, "rope_theta", rope.theta));
-  const char* const name =
-      fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  if (!fields.Has(name)) return rope;
+  const nlohmann::json* const old_field = fields.Find("rope_scaling");
+  const char* const name = old_field != nullptr && !old_field->empty()
+                               ? "rope_scaling"
+                               : "rope_parameters";
+  if (!fields.Has(name)) {
+    QUIRE_RETURN_IF_ERROR(CheckRotatedPart(fields));
+    return rope;
+  }
   QUIRE_ASSIGN_OR_RETURN(const JsonFields scaling, fields.GetObject(name));
   QUIRE_ASSIGN_OR_RETURN(rope.theta,
                          ReadPositive(scaling, "rope_theta", rope.theta));
-  QUIRE_ASSIGN_OR_RETURN(const double rotated_part,
-                         scaling.GetDoubleOr("partial_rotary_factor", 1));
-  if (rotated_part != 1)
-    return absl::UnimplementedError(
-        absl::StrCat(scaling.where(), ": rotation of ", rotated_part,
-                     " of each head is not supported for this family"));
+  QUIRE_RETURN_IF_ERROR(CheckRotatedPart(
+      scaling.Has("partial_rotary_factor") ? scaling : fields));
   const char* const kind_field =
       scaling.Has("rope_type") ? "rope_type" : "type";
   QUIRE_ASSIGN_OR_RETURN(const std::string kind,
@@ -171,7 +182,7 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
                      " are not supported; supported: ", SupportedFamilies()));
   QUIRE_ASSIGN_OR_RETURN(const std::string activation,
                          fields.GetStringOr("hidden_act", "silu"));
-  if (activation != "silu")
+  if (activation != "silu" && activation != "swish")  // two names of one
     return absl::UnimplementedError(
         absl::StrCat(fields.where(), ": hidden_act ", Quoted(activation),
                      " is not supported for this family; \"silu\" is"));

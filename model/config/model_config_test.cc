@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
 namespace quire {
 namespace {
 
@@ -117,6 +119,44 @@ TEST_F(ModelConfigTest, BothGenerationsOfRotaryFieldsAreRead) {
   EXPECT_EQ(current->rope.scaling, RopeScaling::kLlama3);
   EXPECT_EQ(current->rope.factor, 32);
   EXPECT_EQ(current->rope.original_max_positions, 8192);
+}
+
+TEST_F(ModelConfigTest, TheOldRotaryFieldCountsBesideTheNewOne) {
+  // As transformers 5.24 reads them: modeling_rope_utils.py,
+  // convert_rope_params_to_dict.
+  const auto config = Parse(Config(
+      R"("rope_theta": 2e4,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+         "rope_scaling": {"rope_type": "linear", "factor": 4.0})"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope.scaling, RopeScaling::kLinear);
+  EXPECT_EQ(config->rope.factor, 4.0);
+  EXPECT_EQ(config->rope.theta, 2e4);
+  for (const char* nothing : {"{}", "null"}) {
+    const auto other = Parse(Config(absl::StrCat(
+        R"("rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+           "rope_scaling": )",
+        nothing)));
+    ASSERT_TRUE(other.ok()) << other.status();
+    EXPECT_EQ(other->rope.theta, 5e5);
+  }
+}
+
+TEST_F(ModelConfigTest, APartialRotationIsRefusedWhereverItIsSaid) {
+  ExpectError(Config(R"("partial_rotary_factor": 0.5)"),
+              {"config.json", "rotation of 0.5"});
+  ExpectError(Config(R"("partial_rotary_factor": 0.5,
+                        "rope_scaling": {"type": "linear", "factor": 2})"),
+              {"config.json", "rotation of 0.5"});
+  ExpectError(Config(R"("rope_parameters": {"partial_rotary_factor": 0.5})"),
+              {"config.json", "rope_parameters", "rotation of 0.5"});
+  EXPECT_TRUE(Parse(Config(R"("partial_rotary_factor": 1.0)")).ok());
+}
+
+TEST_F(ModelConfigTest, BothNamesOfTheActivationAreKnown) {
+  for (const char* name : {"silu", "swish"})
+    EXPECT_TRUE(
+        Parse(Config(absl::StrCat(R"("hidden_act": ")", name, "\""))).ok());
 }
 
 TEST_F(ModelConfigTest, AFamilyDecidesOnBiasesAndNorms) {

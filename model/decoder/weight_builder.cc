@@ -73,6 +73,7 @@ absl::Status WeightBuilder::BuildInHand(const StreamingOptions& options,
   QUIRE_RETURN_IF_ERROR(Stream(tensors, options));
   QUIRE_RETURN_IF_ERROR(StreamAtLoad(options, pool));
   QUIRE_RETURN_IF_ERROR(FinishQuantized(pool));
+  CheckBiases();
   return in_hand_ == kResidentParts ? absl::OkStatus() : Keep(tensors);
 }
 
@@ -320,13 +321,18 @@ absl::Status WeightBuilder::DescribeLinear(const std::string& module,
                                            uint64_t out_features,
                                            uint64_t in_features,
                                            bool needs_bias, Linear* linear) {
-  if (needs_bias)
-    QUIRE_RETURN_IF_ERROR(Require(absl::StrCat(module, ".bias")).status());
+  const std::string bias = absl::StrCat(module, ".bias");
+  if (needs_bias) {
+    QUIRE_RETURN_IF_ERROR(Require(bias).status());
+  } else if (checkpoint_.Find(bias) != nullptr) {
+    pending_biases_.push_back(
+        {module, &linear->bias, out_features, weights_->parts_.size() - 1});
+  }
   const auto quantised = module_by_name_.find(module);
   if (quantised != module_by_name_.end())
     return std::visit(
-        [&](const auto* quantized) {
-          return DescribeQuantized(*quantized, out_features, in_features,
+        [&](auto* quantized) {
+          return DescribeQuantized(quantized, out_features, in_features,
                                    linear);
         },
         quantised->second);
@@ -342,8 +348,23 @@ absl::Status WeightBuilder::DescribeLinear(const std::string& module,
         DescribeDense(*tensor, out_features, in_features,
                       &std::get<DenseMatrix>(linear->matrix)));
   }
-  return DescribeBias(module, checkpoint_.Find(absl::StrCat(module, ".bias")),
-                      out_features, &linear->bias);
+  return DescribeBias(module, checkpoint_.Find(bias), out_features,
+                      &linear->bias);
+}
+
+void WeightBuilder::CheckBiases() {
+  for (const PendingBias& pending : pending_biases_) {
+    if (!IsInHand(pending.part)) continue;
+    std::vector<float> values(pending.size);
+    DequantizeRow({.data = pending.bias->data,
+                   .dtype = pending.bias->dtype,
+                   .out_features = 1,
+                   .in_features = pending.size},
+                  0, values.data());
+    if (std::any_of(values.begin(), values.end(),
+                    [](float value) { return value != 0; }))
+      defects_.AddBias(pending.module);
+  }
 }
 
 absl::StatusOr<const uint32_t*> WeightBuilder::Upload(

@@ -71,6 +71,13 @@ class WeightBuilder {
     GptqMatrix* matrix;
     size_t part;
   };
+  // One that the model has no need of.
+  struct PendingBias {
+    std::string module;
+    const ParameterVector* bias;
+    uint64_t size;
+    size_t part;
+  };
   struct PendingScaled {
     const ScaledModule* module;
     ScaledMatrix* matrix;
@@ -103,10 +110,9 @@ class WeightBuilder {
                               Linear* linear);
   absl::Status DescribeDense(const TensorInfo& tensor, uint64_t out_features,
                              uint64_t in_features, DenseMatrix* matrix);
-  absl::Status DescribeQuantized(const GptqModule& module,
-                                 uint64_t out_features, uint64_t in_features,
-                                 Linear* linear);
-  absl::Status DescribeQuantized(const ScaledModule& module,
+  absl::Status DescribeQuantized(GptqModule* module, uint64_t out_features,
+                                 uint64_t in_features, Linear* linear);
+  absl::Status DescribeQuantized(const ScaledModule* module,
                                  uint64_t out_features, uint64_t in_features,
                                  Linear* linear);
   absl::Status DescribeAtLoad(const TensorInfo& tensor, uint64_t out_features,
@@ -176,6 +182,7 @@ class WeightBuilder {
   absl::Status Round(const LandedRows& part, const void* rows,
                      ThreadPool* pool);
   absl::Status FinishQuantized(ThreadPool* pool);
+  void CheckBiases();
   absl::Status FinishGptq(const PendingGptq& pending, ThreadPool* pool);
   absl::Status FinishScaled(const PendingScaled& pending, ThreadPool* pool);
   // Copies host integers to a device allocation of their own.
@@ -196,7 +203,7 @@ class WeightBuilder {
 
   QuantizedModules quantized_;
   std::unordered_map<std::string,
-                     std::variant<const GptqModule*, const ScaledModule*>>
+                     std::variant<GptqModule*, const ScaledModule*>>
       module_by_name_;
   size_t in_hand_ = kResidentParts;
   size_t part_ = 0;            // that is being built
@@ -205,6 +212,7 @@ class WeightBuilder {
   std::vector<Placement> placements_;
   std::vector<PendingGptq> pending_gptq_;
   std::vector<PendingScaled> pending_scaled_;
+  std::vector<PendingBias> pending_biases_;
   std::vector<PendingAtLoad> pending_at_load_;
   std::unordered_map<const TensorInfo*, Bytes> tables_;  // beside it
   WeightDefects defects_;

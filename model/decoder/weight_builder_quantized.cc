@@ -41,7 +41,7 @@ absl::Status WeightBuilder::ReadQuantization() {
         checkpoint_.folder(), ": its linears are quantised already (",
         QuantizationMethodName(quantized_.method), "), so they cannot be to ",
         LoadQuantizationName(options_.quantization), " at load"));
-  for (const GptqModule& module : quantized_.gptq)
+  for (GptqModule& module : quantized_.gptq)
     module_by_name_.emplace(module.name, &module);
   for (const ScaledModule& module : quantized_.scaled)
     module_by_name_.emplace(module.name, &module);
@@ -51,10 +51,12 @@ absl::Status WeightBuilder::ReadQuantization() {
   return absl::OkStatus();
 }
 
-absl::Status WeightBuilder::DescribeQuantized(const GptqModule& module,
+absl::Status WeightBuilder::DescribeQuantized(GptqModule* quantized,
                                               uint64_t out_features,
                                               uint64_t in_features,
                                               Linear* linear) {
+  quantized->SetInFeatures(in_features);
+  const GptqModule& module = *quantized;
   QUIRE_RETURN_IF_ERROR(CheckSize(checkpoint_, *module.qweight,
                                   {module.out_features, module.in_features},
                                   {out_features, in_features}));
@@ -82,10 +84,11 @@ absl::Status WeightBuilder::DescribeQuantized(const GptqModule& module,
   return DescribeBias(module.name, module.bias, out_features, &linear->bias);
 }
 
-absl::Status WeightBuilder::DescribeQuantized(const ScaledModule& module,
+absl::Status WeightBuilder::DescribeQuantized(const ScaledModule* quantized,
                                               uint64_t out_features,
                                               uint64_t in_features,
                                               Linear* linear) {
+  const ScaledModule& module = *quantized;
   if (module.count != 1)
     return absl::UnimplementedError(absl::StrCat(
         checkpoint_.files()[module.codes->file].path, ": ",

@@ -48,6 +48,11 @@ void WeightDefects::AppendTo(std::vector<std::string>* warnings) const {
         wrapped_zeros_.Where(),
         ": some readers take them for 2^bits, and writers that do not mask "
         "have lost the ones after them"));
+  if (biases_.count > 0)
+    warnings->push_back(absl::StrCat(
+        "biases that are not 0, and that the configuration does not give the "
+        "model, are added ",
+        biases_.Where(), ": other readers leave them out"));
 }
 
 }  // namespace quire

@@ -19,6 +19,8 @@ class WeightDefects {
   // `matrix` as finished, its bytes on the host.
   void AddGptq(const GptqModule& module, const GptqMatrix& matrix);
   void AddScaled(const ScaledModule& module, const NonFiniteCounts& counts);
+  // A bias that is not 0, where the model has none.
+  void AddBias(const std::string& module) { biases_.Add(1, module); }
 
   // A sentence for each kind that there was.
   void AppendTo(std::vector<std::string>* warnings) const;
@@ -36,6 +38,7 @@ class WeightDefects {
   Kind scales_;         // NaN or infinite
   Kind codes_;          // NaN
   Kind wrapped_zeros_;  // v1 zero points of 2^bits - 1
+  Kind biases_;
 };
 
 }  // namespace quire

@@ -100,18 +100,24 @@ struct GptqModule {
   uint64_t in_features = 0;   // K
   uint64_t out_features = 0;  // N
   uint64_t groups = 0;        // G
+  // Less than K where the shapes leave a choice, see SetInFeatures.
+  uint64_t least_in_features = 0;
+  bool infers_group_size = false;  // the configuration does not say
   const TensorInfo* qweight = nullptr;
   const TensorInfo* qzeros = nullptr;
   const TensorInfo* scales = nullptr;
   const TensorInfo* g_idx = nullptr;  // null: absent
   const TensorInfo* bias = nullptr;   // null: absent
+
+  // Settles on a number of inputs; false where the shapes have another.
+  bool SetInFeatures(uint64_t inputs);
 };
 
 // Every module with a ".qweight", in name order. Quantised or not is decided by
 // the tensors, never by the configuration; bits and groups are checked against
-// every shape. Where there is no g_idx to tell the number of inputs, it is what
-// the rows of qweight hold. Other tensors of a module, such as OneComp's
-// `perm`, are left alone.
+// every shape. Where there is no g_idx to tell the number of inputs, it is the
+// most that the rows of qweight and of the scales hold, until SetInFeatures.
+// Other tensors of a module, such as OneComp's `perm`, are left alone.
 absl::StatusOr<std::vector<GptqModule>> FindGptqModules(
     const Checkpoint& checkpoint, const GptqConfig& config);
 
