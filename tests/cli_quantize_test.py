@@ -144,6 +144,20 @@ class QuantizeTest(unittest.TestCase):
         self.assertEqual(sorted(p.name for p in out.iterdir()), ["precious"])
         self.assertEqual(self.beside("out"), ["out"])
 
+    def test_a_model_without_a_tokenizer(self):
+        """Only a text in a file needs one."""
+        for file in self.model.glob("tokenizer*"):
+            file.unlink()
+        for method in ("rtn", "gptq"):
+            out = self.folder / method
+            self.quantize(out, "--method", method)
+            self.assertEqual(list(out.glob("tokenizer*")), [])
+            self.assertEqual(run("inspect", out).returncode, 0)
+        text = self.folder / "text"
+        text.write_text("some text")
+        self.check_fails(["tokenizer.json"], self.model, self.folder / "out",
+                         "--calibration-file", text, *SHORT)
+
     def test_a_killed_run_leaves_what_the_next_one_replaces(self):
         out = self.folder / "out"
         process = subprocess.Popen(

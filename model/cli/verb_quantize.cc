@@ -48,8 +48,20 @@ void ShowProgress(const char* what, uint64_t done, uint64_t total) {
                                done == total ? "\r\033[K" : ""));
 }
 
+// Null where the model has no tokenizer and the text to calibrate with is none
+// of a file.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
+    const QuantizeVerbOptions& options) {
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      Tokenizer::Load(options.model);
+  if (absl::IsNotFound(tokenizer.status()) && options.calibration_file.empty())
+    return nullptr;
+  return tokenizer;
+}
+
+// `tokenizer` is there where a file is to be read.
 absl::StatusOr<std::vector<std::vector<TokenId>>> CalibrationTokens(
-    const QuantizeVerbOptions& options, const Tokenizer& tokenizer,
+    const QuantizeVerbOptions& options, const Tokenizer* tokenizer,
     Session* session) {
   if (options.calibration_file.empty()) {
     // Before the text is written, which takes a while.
@@ -66,7 +78,7 @@ absl::StatusOr<std::vector<std::vector<TokenId>>> CalibrationTokens(
   }
   QUIRE_ASSIGN_OR_RETURN(const std::string text,
                          ReadRegularFile(options.calibration_file));
-  const std::vector<TokenId> tokens = tokenizer.Encode(text);
+  const std::vector<TokenId> tokens = tokenizer->Encode(text);
   if (tokens.empty())
     return absl::InvalidArgumentError(options.calibration_file +
                                       ": has no tokens to calibrate with");
@@ -123,17 +135,18 @@ absl::Status Quantize(QuantizeVerbOptions options) {
                          AnonymousPeakSampler::Start());
   options.session.streaming.progress = LoadProgressLine();
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
-                         Tokenizer::Load(options.model));
+                         LoadTokenizer(options));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Open(std::move(checkpoint), options.session));
   std::vector<std::vector<TokenId>> calibration;
   if (quantize.method == QuantizeMethod::kGptq) {
     QUIRE_ASSIGN_OR_RETURN(
-        calibration, CalibrationTokens(options, *tokenizer, session.get()));
+        calibration,
+        CalibrationTokens(options, tokenizer.get(), session.get()));
   }
-  QUIRE_ASSIGN_OR_RETURN(
-      const QuantizeReport report,
-      QuantizeModel(*session, *tokenizer, options.out, calibration, quantize));
+  QUIRE_ASSIGN_OR_RETURN(const QuantizeReport report,
+                         QuantizeModel(*session, tokenizer.get(), options.out,
+                                       calibration, quantize));
   const Bytes anonymous_peak = sampler->Stop();
   const OffloadStatistics weights = session->weights().GetOffloadStatistics();
   if (options.json)

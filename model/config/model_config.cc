@@ -329,6 +329,17 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const Checkpoint& checkpoint) {
   return config;
 }
 
+absl::Status DivideFrequencies(std::span<const float> factors,
+                               std::vector<float>* frequencies) {
+  for (size_t i = 0; i < factors.size(); ++i) {
+    if (!(factors[i] > 0) || std::isinf(factors[i]))
+      return absl::InvalidArgumentError(absl::StrCat(
+          "factor ", i, " is ", factors[i], ", not above 0 and finite"));
+    (*frequencies)[i] /= factors[i];
+  }
+  return absl::OkStatus();
+}
+
 std::vector<float> InverseFrequencies(const RopeConfig& rope,
                                       uint32_t head_dim) {
   std::vector<float> frequencies(head_dim / 2);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -244,6 +245,19 @@ float Llama3Frequency(const RopeConfig& rope, double frequency) {
       (rope.high_frequency_factor - rope.low_frequency_factor);
   return static_cast<float>((1 - smooth) * frequency / rope.factor +
                             smooth * frequency);
+}
+
+TEST(InverseFrequenciesTest, FactorsDivideAndAreAboveZero) {
+  std::vector<float> frequencies = {1, 0.5f};
+  ASSERT_TRUE(DivideFrequencies(std::vector<float>{1, 8}, &frequencies).ok());
+  EXPECT_THAT(frequencies, ElementsAre(1, 0.0625f));
+  for (const float bad : {0.0f, -1.0f, std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN()}) {
+    const absl::Status status =
+        DivideFrequencies(std::vector<float>{1, bad}, &frequencies);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("factor 1 is"));
+  }
 }
 
 TEST(InverseFrequenciesTest, Llama3KeepsBlendsAndDivides) {

@@ -154,12 +154,14 @@ absl::Status WeightBuilder::ReadRopeFactors() {
         ", expected ", frequencies.size(), " F32 elements"));
   std::vector<std::byte> bytes;
   QUIRE_RETURN_IF_ERROR(checkpoint_.ReadSmallTensor(*tensor, &bytes));
-  for (size_t i = 0; i < frequencies.size(); ++i) {
-    float divisor = 1;
-    std::memcpy(&divisor, bytes.data() + i * sizeof(float), sizeof(float));
-    frequencies[i] /= divisor;
-  }
-  return absl::OkStatus();
+  std::vector<float> factors(frequencies.size());
+  std::memcpy(factors.data(), bytes.data(), bytes.size());
+  const absl::Status status = DivideFrequencies(factors, &frequencies);
+  return status.ok()
+             ? status
+             : absl::InvalidArgumentError(absl::StrCat(
+                   Printable(checkpoint_.files()[tensor->file].path), ": ",
+                   Printable(tensor->name), ": ", status.message()));
 }
 
 absl::Status WeightBuilder::Describe() {

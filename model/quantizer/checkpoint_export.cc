@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/config/family.h"
-#include "quire/loader/output_file.h"
 #include "model/quantizer/quantization_grid.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
+#include "quire/loader/output_file.h"
 
 namespace quire {
 namespace {
@@ -169,13 +169,14 @@ absl::Status WriteConfig(const Checkpoint& source, const ModelConfig& config,
 }
 
 absl::Status WriteTokenizer(const Checkpoint& source,
-                            const Tokenizer& tokenizer,
+                            const Tokenizer* tokenizer,
                             const std::string& folder) {
   if (source.format() == CheckpointFormat::kSafetensors) {
     return CopyFiles(source, kTokenizerFiles, folder);
   }
+  if (tokenizer == nullptr) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(
-      WriteJson(folder + "/tokenizer.json", tokenizer.ToTokenizerJson()));
+      WriteJson(folder + "/tokenizer.json", tokenizer->ToTokenizerJson()));
   const JsonFields metadata(source.gguf_metadata(), "");
   json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
   const std::array<std::pair<const char*, const char*>, 4> kSpecial = {
@@ -184,7 +185,7 @@ absl::Status WriteTokenizer(const Checkpoint& source,
        {"unk_token", "tokenizer.ggml.unknown_token_id"},
        {"pad_token", "tokenizer.ggml.padding_token_id"}}};
   for (const auto& [field, key] : kSpecial) {
-    const json text = SpecialToken(metadata, key, tokenizer);
+    const json text = SpecialToken(metadata, key, *tokenizer);
     if (!text.is_null()) config[field] = text;
   }
   if (const json* chat_template = metadata.Find("tokenizer.chat_template"))

@@ -37,9 +37,10 @@ absl::Status WriteConfig(const Checkpoint& source, const ModelConfig& config,
                          bool attention_bias,
                          const nlohmann::json& quantization,
                          const std::string& folder);
-// tokenizer.json and what stands beside it.
+// tokenizer.json and what stands beside it, of what the source has.
+// `tokenizer`: null where it has none.
 absl::Status WriteTokenizer(const Checkpoint& source,
-                            const Tokenizer& tokenizer,
+                            const Tokenizer* tokenizer,
                             const std::string& folder);
 
 }  // namespace quire

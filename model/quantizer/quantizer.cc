@@ -303,7 +303,7 @@ absl::Status WriteModel(Session& source,
 }
 
 absl::StatusOr<QuantizeReport> WriteCheckpoint(
-    Session& source, const Tokenizer& tokenizer, const std::string& folder,
+    Session& source, const Tokenizer* tokenizer, const std::string& folder,
     std::span<const std::vector<TokenId>> calibration,
     const QuantizeOptions& options) {
   const double start = Seconds();
@@ -389,7 +389,7 @@ absl::Status CheckQuantizeOutput(const std::string& out) {
 }
 
 absl::StatusOr<QuantizeReport> QuantizeModel(
-    Session& source, const Tokenizer& tokenizer, const std::string& out,
+    Session& source, const Tokenizer* tokenizer, const std::string& out,
     std::span<const std::vector<TokenId>> calibration,
     const QuantizeOptions& options) {
   QUIRE_RETURN_IF_ERROR(options.Validate());

@@ -131,6 +131,10 @@ class Converter {
       : metadata_(metadata, origin) {}
 
   absl::StatusOr<json> Run() {
+    if (!metadata_.Has("tokenizer.ggml.model"))
+      return absl::NotFoundError(absl::StrCat(
+          Printable(metadata_.where()),
+          ": tokenizer.ggml.model is missing: the file has no tokenizer"));
     QUIRE_ASSIGN_OR_RETURN(const std::string model,
                            metadata_.String("tokenizer.ggml.model"));
     if (model != "gpt2") {

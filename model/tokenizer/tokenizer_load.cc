@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/units.h"
@@ -22,14 +23,15 @@ constexpr Bytes kMaxFileSize = MiB(512);
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(
     const std::string& model_path) {
-  const fs::path path(model_path);
-  if (path.extension() == ".gguf") {
+  fs::path folder(model_path);
+  if (folder.extension() == ".safetensors") {
+    folder = folder.parent_path();
+  } else if (std::error_code ignored; !fs::is_directory(folder, ignored)) {
+    // A GGUF file is one by its contents, whatever its name.
     QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                            Checkpoint::Open(model_path));
     return FromGguf(checkpoint->gguf_metadata(), model_path);
   }
-  const fs::path folder =
-      path.extension() == ".safetensors" ? path.parent_path() : path;
   const std::string file = (folder / "tokenizer.json").string();
   QUIRE_ASSIGN_OR_RETURN(const nlohmann::json json,
                          ReadJsonText(file, kMaxFileSize));

@@ -251,7 +251,8 @@ TEST(GgufTokenizer, NamesWhatIsWrong) {
     const char* message;
   } table[] = {
       {"tokenizer.ggml.model", "llama", "tokenizer.ggml.model llama"},
-      {"tokenizer.ggml.model", nullptr, "tokenizer.ggml.model is not a string"},
+      {"tokenizer.ggml.model", nullptr, "tokenizer.ggml.model is missing"},
+      {"tokenizer.ggml.model", 1, "tokenizer.ggml.model is not a string"},
       {"tokenizer.ggml.pre", "no-such", "tokenizer.ggml.pre no-such"},
       {"tokenizer.ggml.tokens", 1, "tokenizer.ggml.tokens is not an array"},
       {"tokenizer.ggml.tokens",
@@ -296,6 +297,50 @@ TEST(TokenizerLoad, ReadsTheFolderAndNamesTheFile) {
   const auto missing = Tokenizer::Load(folder.string());
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(missing.status().message()), HasSubstr(file));
+}
+
+// Of what is no folder the contents decide, not the name.
+TEST(TokenizerLoad, AGgufFileNeedsNoEnding) {
+  const std::filesystem::path file =
+      std::filesystem::path(testing::TempDir()) / "tokenizer_load_gguf";
+  std::string bytes = "GGUF";
+  const auto number = [&](uint64_t value, int size) {
+    for (int i = 0; i < size; ++i)
+      bytes += static_cast<char>(value >> (8 * i) & 0xFF);
+  };
+  const auto text = [&](const std::string& value) {
+    number(value.size(), 8);
+    bytes += value;
+  };
+  constexpr uint64_t kString = 8;
+  constexpr uint64_t kArray = 9;
+  number(3, 4);  // version
+  number(0, 8);  // tensors
+  number(4, 8);  // fields
+  for (const auto& [key, value] :
+       {std::pair("tokenizer.ggml.model", "gpt2"),
+        std::pair("tokenizer.ggml.pre", "default")}) {
+    text(key);
+    number(kString, 4);
+    text(value);
+  }
+  for (const auto& [key, values] :
+       {std::pair("tokenizer.ggml.tokens",
+                  std::vector<std::string>{"a", "b", "ab"}),
+        std::pair("tokenizer.ggml.merges", std::vector<std::string>{"a b"})}) {
+    text(key);
+    number(kArray, 4);
+    number(kString, 4);
+    number(values.size(), 8);
+    for (const std::string& value : values) text(value);
+  }
+  std::ofstream(file, std::ios::binary) << bytes;
+  const auto tokenizer = Tokenizer::Load(file.string());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->Encode("ab"), std::vector<TokenId>{2});
+  std::filesystem::remove(file);
+  EXPECT_EQ(Tokenizer::Load(file.string()).status().code(),
+            absl::StatusCode::kNotFound);
 }
 
 }  // namespace

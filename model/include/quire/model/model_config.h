@@ -8,6 +8,7 @@
 #define QUIRE_MODEL_MODEL_CONFIG_H_
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,10 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const Checkpoint& checkpoint);
 // inverse_frequencies[i] of ops.h's Rope, head_dim / 2 of them.
 std::vector<float> InverseFrequencies(const RopeConfig& rope,
                                       uint32_t head_dim);
+// Divides each by its factor, as llama.cpp stores the changes of Llama 3.1. An
+// error where a factor is not above 0 and finite. REQUIRES: as many of both.
+absl::Status DivideFrequencies(std::span<const float> factors,
+                               std::vector<float>* frequencies);
 
 }  // namespace quire
 

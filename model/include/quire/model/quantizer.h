@@ -74,12 +74,12 @@ absl::Status CheckQuantizeOutput(const std::string& out);
 // appears when it is whole; until then, and after a process that was killed,
 // there is "OUT.partial", which the next run replaces.
 // `source` runs plain or GGUF weights, wherever they are kept; its sequences
-// must have been released. `calibration`: sequences of at least one token each;
-// unused by kRoundToNearest. Errors: `out` exists and is not empty; a source
-// that is quantised already; an activation cache that is too small; what the
-// disk says.
+// must have been released. `tokenizer`: null where it has none.
+// `calibration`: sequences of at least one token each; unused by
+// kRoundToNearest. Errors: `out` exists and is not empty; a source that is
+// quantised already; an activation cache that is too small; what the disk says.
 absl::StatusOr<QuantizeReport> QuantizeModel(
-    Session& source, const Tokenizer& tokenizer, const std::string& out,
+    Session& source, const Tokenizer* tokenizer, const std::string& out,
     std::span<const std::vector<TokenId>> calibration,
     const QuantizeOptions& options);
 
