@@ -2,7 +2,9 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -38,6 +40,22 @@ struct Reader {
   }
 };
 
+// Of a folder without a configuration, as those are in which GGUF files lie.
+std::string GgufHint(const std::string& folder) {
+  std::string first;
+  std::error_code ignored;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(folder, ignored)) {
+    std::string name = entry.path().filename().string();
+    if (name.ends_with(".gguf") && (first.empty() || name < first))
+      first = std::move(name);
+  }
+  if (first.empty()) return "";
+  return absl::StrCat(
+      "; a GGUF file is given by its own path: ",
+      Printable((std::filesystem::path(folder) / first).string()));
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointConfigs> ReadCheckpointConfigs(
@@ -49,7 +67,8 @@ absl::StatusOr<CheckpointConfigs> ReadCheckpointConfigs(
   if (!config && config_required)
     return absl::NotFoundError(
         absl::StrCat(Printable(reader.PathOf("config.json")),
-                     ": there is no such file, so the model is not known"));
+                     ": there is no such file, so the model is not known",
+                     GgufHint(folder)));
   if (config) result.config = std::move(config->value);
   QUIRE_ASSIGN_OR_RETURN(auto generation,
                          reader.Read("generation_config.json"));

@@ -15,6 +15,7 @@
 namespace quire {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -164,6 +165,15 @@ TEST_F(CheckpointTest, QuantizationConfigsAreTakenInOrder) {
   EXPECT_EQ(checkpoint->quantization_config_path(),
             folder_.File("quantize_config.json"));
   EXPECT_THAT(checkpoint->dynamic_patterns(), IsEmpty());
+}
+
+TEST_F(CheckpointTest, AFolderOfGgufFilesIsToldHowToGiveThem) {
+  std::filesystem::remove(folder_.File("config.json"));
+  EXPECT_THAT(Error(), AllOf(HasSubstr("config.json: there is no such file"),
+                             Not(HasSubstr("GGUF"))));
+  folder_.Write("b.gguf", "GGUF");
+  folder_.Write("a.gguf", "GGUF");
+  EXPECT_THAT(Error(), HasSubstr("by its own path: " + folder_.File("a.gguf")));
 }
 
 TEST_F(CheckpointTest, AQuantizationConfigMustBeAnObject) {

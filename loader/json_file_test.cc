@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "loader/checkpoint_test_util.h"
 
 namespace quire {
@@ -13,6 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class JsonFileTest : public testing::Test {
  protected:
@@ -46,6 +48,11 @@ TEST_F(JsonFileTest, ErrorsNameTheFileAndTheByte) {
   EXPECT_THAT(Error("{\"a\": 1"), HasSubstr("no valid JSON"));
   EXPECT_THAT(Error("{} {}"), HasSubstr("byte 3"));
   EXPECT_THAT(Error("{\"a\": NaN}"), HasSubstr("byte 6"));
+  for (const char* number : {"NaN", "Infinity", "-Infinity"})
+    EXPECT_THAT(
+        Error(absl::StrCat("{\"a\": [0, ", number, "]}")),
+        HasSubstr("NaN and Infinity, which Python writes, are no JSON"));
+  EXPECT_THAT(Error("{\"a\": nul}"), Not(HasSubstr("Infinity")));
   EXPECT_THAT(Error("\xef\xbb\xbf{}"), HasSubstr("byte order mark"));
   EXPECT_THAT(Error("{\"\xff\": 1}"), HasSubstr("no valid JSON"));
   EXPECT_THAT(Error(std::string("{\"a\":\0 1}", 9)),

@@ -1,6 +1,7 @@
 #include "loader/json_parse.h"
 
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "loader/json_input.h"
@@ -11,6 +12,16 @@ namespace quire {
 namespace {
 
 constexpr size_t kProblemLimit = 160;
+
+// Whether the parser stumbled over the first letter of one of these. The token
+// may have more before it, back to the last one that was whole.
+bool BeginsNaNOrInfinity(std::string_view last_token) {
+  if (!last_token.ends_with('N') && !last_token.ends_with('I')) return false;
+  last_token.remove_suffix(1);
+  return last_token.empty() ||
+         std::string_view(" \t\r\n,:[-").find(last_token.back()) !=
+             std::string_view::npos;
+}
 
 }  // namespace
 
@@ -28,7 +39,10 @@ bool JsonHandler::parse_error(std::size_t position,
                               const std::string& last_token,
                               const nlohmann::json::exception& exception) {
   syntax_error_ = true;
-  return Fail(JsonSyntaxProblem(exception.what()));
+  std::string problem = JsonSyntaxProblem(exception.what());
+  if (BeginsNaNOrInfinity(last_token))
+    problem += "; NaN and Infinity, which Python writes, are no JSON";
+  return Fail(std::move(problem));
 }
 
 absl::Status ParseJson(const RandomAccessFile& file, uint64_t begin,
