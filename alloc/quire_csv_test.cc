@@ -109,6 +109,10 @@ TEST(QuireCsvTest, FormatsAreToldApart) {
   EXPECT_TRUE(
       ReadAllocationTrace("Thread,Time,Action,Pointer,Size,Stream\n").ok());
   EXPECT_FALSE(ReadAllocationTrace("").ok());
+  for (const char* old : {"(dp0\nS'segments'\n", "}q\x00U\x08segments"}) {
+    EXPECT_THAT(std::string(ReadAllocationTrace(old).status().message()),
+                HasSubstr("pickle of protocol 0 or 1"));
+  }
   EXPECT_THAT(std::string(ReadAllocationTrace("\x80\x04").status().message()),
               HasSubstr("pickle"));
 }

@@ -1,10 +1,28 @@
 #include "quire/alloc/trace_formats.h"
 
+#include "absl/status/status.h"
+
 namespace quire {
+namespace {
+
+// An object or a list as protocols 0 and 1 begin: text, and so is CSV.
+bool IsOldPickle(std::string_view contents) {
+  for (const std::string_view beginning : {"(dp", "(lp", "}q", "]q"}) {
+    if (contents.starts_with(beginning)) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 absl::StatusOr<AllocationTrace> ReadAllocationTrace(std::string_view contents) {
   if (!contents.empty() && static_cast<uint8_t>(contents[0]) == 0x80) {
     return ReadPyTorchSnapshot(contents);
+  }
+  if (IsOldPickle(contents)) {
+    return absl::InvalidArgumentError(
+        "it looks like a pickle of protocol 0 or 1: only those from 2 on are "
+        "read, as PyTorch writes them");
   }
   if (!contents.empty() && contents[0] == '{') {
     return ReadSnapshotTrace(contents);

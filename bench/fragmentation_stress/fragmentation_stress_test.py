@@ -123,6 +123,14 @@ class FragmentationStressTest(unittest.TestCase):
         self.assertIn("survivors: quire, pytorch, pytorch-expandable",
                       ran.stdout)
 
+    def test_refuses_a_trace_of_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "empty.csv"
+            path.write_text("op,id,bytes\n")
+            ran = run("--trace", str(path))
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertIn("empty.csv: there are no events", ran.stderr)
+
     def test_wrong_usage(self):
         for arguments, message in (
                 (("--load", "lifo", "--policies", "glibc"),

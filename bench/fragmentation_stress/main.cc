@@ -73,6 +73,10 @@ absl::StatusOr<NamedTrace> ReadTrace(const std::string& path) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": ", std::string(trace.status().message())));
   }
+  if (trace->events.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": there are no events"));
+  }
   return NamedTrace{path, {{"trace", path}}, *std::move(trace)};
 }
 

@@ -71,10 +71,8 @@ TEST_F(GeneratorTest, ServesEveryRequestWithinTheDevice) {
     int runs = 0;
     for (const auto& [model, count] : CountRuns(scenario)) runs += count;
     EXPECT_EQ(runs, 400);
-    SwitchingOptions options;
-    options.minima = scenario.minimum_peak_of_steps;
     const auto result =
-        PlayScenario(scenario, workloads_, *ParsePolicySpec("quire"), options);
+        PlayScenario(scenario, workloads_, *ParsePolicySpec("quire"), {});
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_FALSE(result->first_failed_step);
     EXPECT_EQ(result->switches_survived, result->switches);

@@ -134,52 +134,70 @@ absl::Status MakeDays(const SwitchingArguments& arguments,
   return absl::OkStatus();
 }
 
-// `minima` of each strategy, by its number: of the file where it says so.
-// `counting` is called before each that is not.
+absl::Status InScenario(const absl::Status& status, const Scenario& scenario) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("scenario ", scenario.name, ": ",
+                                   std::string(status.message())));
+}
+
+// What the file says of itself must be so.
+absl::Status CheckMinima(const Scenario& scenario,
+                         const std::vector<Bytes>& counted) {
+  const std::vector<Bytes>& told = scenario.minimum_peak_of_steps;
+  for (size_t i = 0; i < told.size(); ++i) {
+    if (told[i] == counted[i]) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step ", i, ": minimum_peak_bytes_of_each_step says ", told[i].value(),
+        ", where ", counted[i].value(), " are live at the most"));
+  }
+  return absl::OkStatus();
+}
+
+// `counting` is called before each.
 absl::StatusOr<std::map<SwitchStrategy, std::vector<Bytes>>> CountAllMinima(
     const Scenario& scenario, const Workloads& workloads,
     const SwitchingPlan& plan, double pool_minimum,
     const std::function<void()>& counting) {
   std::map<SwitchStrategy, std::vector<Bytes>> minima;
   for (const SwitchStrategy strategy : plan.strategies) {
-    if (strategy == SwitchStrategy::kKeep &&
-        !scenario.minimum_peak_of_steps.empty()) {
-      minima[strategy] = scenario.minimum_peak_of_steps;
-      continue;
-    }
     counting();
     QUIRE_ASSIGN_OR_RETURN(
         minima[strategy],
         CountMinima(scenario, workloads, strategy, pool_minimum));
+    if (strategy == SwitchStrategy::kKeep) {
+      QUIRE_RETURN_IF_ERROR(CheckMinima(scenario, minima[strategy]));
+    }
   }
   return minima;
 }
 
+// `ended` is told of each run.
 absl::StatusOr<std::vector<SwitchingRun>> RunAll(
     const std::vector<Scenario>& scenarios, const Workloads& workloads,
-    const SwitchingArguments& arguments, const SwitchingPlan& plan) {
+    const SwitchingArguments& arguments, const SwitchingPlan& plan,
+    const std::function<void(const SwitchingRun&)>& ended) {
   const double pool_minimum = arguments.pool_minimum;
   ProgressLine progress;
   const auto total = static_cast<double>(
       scenarios.size() * plan.policies.size() * plan.strategies.size());
   std::vector<SwitchingRun> runs;
   for (const Scenario& scenario : scenarios) {
-    QUIRE_ASSIGN_OR_RETURN(
-        const auto minima,
+    const auto minima =
         CountAllMinima(scenario, workloads, plan, pool_minimum, [&] {
           progress.Update(absl::StrCat(scenario.name, ", least memory"),
                           static_cast<double>(runs.size()), total);
-        }));
+        });
+    QUIRE_RETURN_IF_ERROR(InScenario(minima.status(), scenario));
     for (const PolicySpec& policy : plan.policies) {
       for (const SwitchStrategy strategy : plan.strategies) {
         const auto before = static_cast<double>(runs.size());
         SwitchingRun run{
-            &scenario,    policy.text, policy.kind,         strategy,
-            pool_minimum, plan.rates,  minima.at(strategy), ScenarioResult()};
+            &scenario,    policy.text, policy.kind,          strategy,
+            pool_minimum, plan.rates,  minima->at(strategy), ScenarioResult()};
         SwitchingOptions options;
         options.strategy = strategy;
         options.pool_minimum = pool_minimum;
-        options.minima = run.minima;
         options.days = arguments.days;
         options.progress = [&](uint64_t done) {
           progress.Update(
@@ -189,8 +207,11 @@ absl::StatusOr<std::vector<SwitchingRun>> RunAll(
                                                scenario.steps.size()),
               total);
         };
-        QUIRE_ASSIGN_OR_RETURN(
-            run.result, PlayScenario(scenario, workloads, policy, options));
+        absl::StatusOr<ScenarioResult> result =
+            PlayScenario(scenario, workloads, policy, options);
+        QUIRE_RETURN_IF_ERROR(InScenario(result.status(), scenario));
+        run.result = *std::move(result);
+        ended(run);
         runs.push_back(std::move(run));
       }
     }
@@ -209,9 +230,16 @@ absl::Status PlayDays(const SwitchingArguments& arguments,
     QUIRE_RETURN_IF_ERROR(
         WriteFile(arguments.write, WriteScenarios(scenarios)));
   }
+  // Line by line: who stops a long run keeps what it has said.
+  const char* before = "[\n";
+  const auto print = [&](const SwitchingRun& run) {
+    if (!arguments.json) return;
+    std::cout << before << ToJson(run, SettingsToJson(arguments)) << std::flush;
+    before = ",\n";
+  };
   QUIRE_ASSIGN_OR_RETURN(const std::vector<SwitchingRun> runs,
-                         RunAll(scenarios, workloads, arguments, plan));
-  std::cout << (arguments.json ? ToJson(runs, SettingsToJson(arguments))
+                         RunAll(scenarios, workloads, arguments, plan, print));
+  std::cout << (arguments.json ? (runs.empty() ? "[\n]\n" : "\n]\n")
                                : ToTable(runs));
   return absl::OkStatus();
 }

@@ -191,6 +191,13 @@ class ModelSwitchingTest(unittest.TestCase):
                 ran = run(*arguments)
                 self.assertEqual((ran.returncode, ran.stdout), (status, ""))
                 self.assertIn(message, ran.stderr)
+        minima = [64 * MIB, 128 * MIB, 160 * MIB + 1, 128 * MIB]
+        ran = run(self.write(256 * MIB, minimum_peak_bytes_of_each_step=minima))
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertIn("scenario day: step 2: minimum_peak_bytes_of_each_step "
+                      f"says {160 * MIB + 1}, where {160 * MIB} are live",
+                      ran.stderr)
+        file = self.write(256 * MIB)
         (self.folder / "a.csv").write_text("phase,op,id,bytes\nload,jump,0,0\n")
         ran = run(file)
         self.assertEqual(ran.returncode, 1)

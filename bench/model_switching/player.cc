@@ -143,7 +143,6 @@ class Day {
                                 : PutAway(loaded.name, /*for_good=*/true));
     }
     pending_.clear();
-    anything_dropped_ = false;
     return absl::OkStatus();
   }
 
@@ -161,6 +160,7 @@ class Day {
     if (strategy_ == SwitchStrategy::kShared && options_.inflate_pools) {
       QUIRE_RETURN_IF_ERROR(InflatePools());
     }
+    QUIRE_RETURN_IF_ERROR(DropAsTold());
     now_.driver_calls = calls() - calls_before;
     now_.virtual_nanoseconds = nanoseconds() - nanoseconds_before;
     now_.host_memory = process_->host_memory();
@@ -168,12 +168,27 @@ class Day {
     return absl::OkStatus();
   }
 
+  absl::Status DropAsTold() {
+    if (result_.steps.size() >= options_.drop_as.size()) {
+      return absl::OkStatus();
+    }
+    for (const SwitchFailure& failure :
+         options_.drop_as[result_.steps.size()].failures) {
+      Forget(failure.dropped);
+      if (process_->Has(failure.dropped)) {
+        QUIRE_RETURN_IF_ERROR(process_->Drop(failure.dropped));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   void AddToResult() {
+    const bool failed = !now_.failures.empty();
     if (now_.is_switch) {
       ++result_.switches;
-      if (!now_.failure && !now_.passed_over) ++result_.switches_survived;
+      if (!failed && !now_.passed_over) ++result_.switches_survived;
     }
-    if (now_.failure && !result_.first_failed_step) {
+    if (failed && !result_.first_failed_step) {
       result_.first_failed_step = result_.steps.size();
     }
     result_.peak_requested =
@@ -221,11 +236,6 @@ class Day {
       case Kind::kReserve:
         now_.is_switch = step.kind == Kind::kLoad;
         if (Loaded* const known = Find(name)) {
-          if (!known->asleep) {
-            return absl::InvalidArgumentError(
-                absl::StrCat("step ", result_.steps.size(), ": ", name,
-                             " is there already"));
-          }
           known->asleep = false;
         } else {
           loaded_.push_back({name, &step});
@@ -532,23 +542,9 @@ class Day {
 
   // Drops the model whose request it was.
   absl::Status NoteFailure(const std::string& name, Bytes size) {
-    // Until something was dropped, the step needs what is known: where that is
-    // more than there is, nothing would have helped.
-    const size_t step = result_.steps.size();
-    const Bytes needed = anything_dropped_ || step >= options_.minima.size()
-                             ? Bytes(0)
-                             : options_.minima[step];
-    const bool capacity =
-        std::max(needed, SaturatingAdd(process_->requested(), size)) >
-        scenario_.usable;
-    anything_dropped_ = true;
-    ++(capacity ? result_.capacity_failures : result_.fragmentation_failures);
-    if (!now_.failure) {
-      now_.failure =
-          capacity ? ShortageKind::kCapacity : ShortageKind::kFragmentation;
-      now_.failed_request = size;
-      now_.dropped = name;
-    }
+    now_.failures.push_back(
+        {name, size,
+         SaturatingAdd(process_->requested(), size) > scenario_.usable});
     Forget(name);
     return process_->Drop(name);
   }
@@ -568,7 +564,6 @@ class Day {
   std::vector<Loaded> loaded_;  // oldest first
   // Models that were switched to and have not run since.
   std::map<std::string, SwitchCost> pending_;
-  bool anything_dropped_ = false;  // for lack of memory
   // Of processes that have ended.
   uint64_t past_calls_ = 0;
   uint64_t past_nanoseconds_ = 0;
@@ -577,17 +572,41 @@ class Day {
   ScenarioResult result_;
 };
 
+// Says of each failure why: `minima` is the least that each step needs, where
+// the same was dropped before.
+void Judge(std::span<const Bytes> minima, Bytes usable,
+           ScenarioResult* result) {
+  for (size_t i = 0; i < result->steps.size(); ++i) {
+    StepResult& step = result->steps[i];
+    for (const SwitchFailure& failure : step.failures) {
+      const bool capacity = failure.over_device || minima[i] > usable;
+      ++(capacity ? result->capacity_failures : result->fragmentation_failures);
+      if (step.failure) continue;
+      step.failure =
+          capacity ? ShortageKind::kCapacity : ShortageKind::kFragmentation;
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<ScenarioResult> PlayScenario(
     const Scenario& scenario, const std::map<std::string, Workload>& workloads,
     const PolicySpec& policy, const SwitchingOptions& options) {
-  return Day(scenario, workloads, policy, options).Run();
+  QUIRE_ASSIGN_OR_RETURN(ScenarioResult result,
+                         Day(scenario, workloads, policy, options).Run());
+  if (!result.first_failed_step) return result;
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<Bytes> minima,
+                         CountMinima(scenario, workloads, options.strategy,
+                                     options.pool_minimum, result.steps));
+  Judge(minima, scenario.usable, &result);
+  return result;
 }
 
 absl::StatusOr<std::vector<Bytes>> CountMinima(
     const Scenario& scenario, const std::map<std::string, Workload>& workloads,
-    SwitchStrategy strategy, double pool_minimum) {
+    SwitchStrategy strategy, double pool_minimum,
+    std::span<const StepResult> drop_as) {
   Scenario unlimited = scenario;
   unlimited.usable = kLargestRequest;
   const PolicySpec ideal = IdealPolicy::Spec();
@@ -595,6 +614,7 @@ absl::StatusOr<std::vector<Bytes>> CountMinima(
   options.inflate_pools = false;
   options.strategy = strategy;
   options.pool_minimum = pool_minimum;
+  options.drop_as = drop_as;
   QUIRE_ASSIGN_OR_RETURN(const ScenarioResult result,
                          PlayScenario(unlimited, workloads, ideal, options));
   std::vector<Bytes> minima;

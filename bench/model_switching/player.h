@@ -29,10 +29,9 @@ struct SwitchingOptions {
   double pool_minimum = 0;
   // False: balloons stay at that.
   bool inflate_pools = true;
-  // The most that is live in each step, under this strategy, with a policy that
-  // wastes nothing: a step that needs more than there is fails for capacity.
-  // Empty: not known. CountMinima has it.
-  std::span<const Bytes> minima;
+  // Of another run of the day: what failed there is dropped after the same
+  // step.
+  std::span<const StepResult> drop_as;
   // So often the day is played in all, one after the other: what caches have
   // learned is seen from the second one on. What the day leaves loaded is
   // unloaded in between.
@@ -41,20 +40,22 @@ struct SwitchingOptions {
   std::function<void(uint64_t done)> progress;
 };
 
-// `workloads` has every one that the scenario names, by name. Errors:
-// kInvalidArgument for workloads and phases that do not exist, and for loads of
-// what is loaded; what drivers and policies refuse for other reasons than lack
-// of memory.
+// `workloads` has every one that the scenario names, by name. REQUIRES: the
+// order of steps is one that ReadScenarios takes. Errors: kInvalidArgument for
+// workloads and phases that do not exist; what drivers and policies refuse for
+// other reasons than lack of memory.
 absl::StatusOr<ScenarioResult> PlayScenario(
     const Scenario& scenario, const std::map<std::string, Workload>& workloads,
     const PolicySpec& policy, const SwitchingOptions& options);
 
-// SwitchingOptions::minima: the day is played without limit, on a policy that
-// takes what is asked for and keeps nothing. Balloons have their least. Same
+// The most that is live in each step, with a policy that wastes nothing: the
+// day is played without limit, on one that takes what is asked for and keeps
+// nothing. Balloons have their least. `drop_as` as in SwitchingOptions. Same
 // errors.
 absl::StatusOr<std::vector<Bytes>> CountMinima(
     const Scenario& scenario, const std::map<std::string, Workload>& workloads,
-    SwitchStrategy strategy, double pool_minimum);
+    SwitchStrategy strategy, double pool_minimum,
+    std::span<const StepResult> drop_as = {});
 
 }  // namespace quire
 

@@ -158,6 +158,7 @@ class Turns {
         NoteUse();
         if (absl::IsResourceExhausted(status)) {
           result_.failure = std::string(status.message());
+          result_.failure_kind = KindOfFailure(i);
           return Finish();
         }
         QUIRE_RETURN_IF_ERROR(status);
@@ -171,6 +172,18 @@ class Turns {
     std::unique_ptr<Decoding> decoding;
     bool asleep = false;
   };
+
+  ShortageKind KindOfFailure(size_t failed) const {
+    Bytes needed = models_[failed].peak;
+    for (size_t i = 0; i < places_.size(); ++i) {
+      if (i == failed || places_[i].decoding == nullptr || places_[i].asleep) {
+        continue;
+      }
+      needed = SaturatingAdd(needed, models_[i].peak);
+    }
+    return needed > result_.device_memory ? ShortageKind::kCapacity
+                                          : ShortageKind::kFragmentation;
+  }
 
   absl::Status CreateDevice() {
     Bytes memory = options_.device_memory;
@@ -266,8 +279,8 @@ class Turns {
     result_.load_seconds += SecondsSince(start);
     ++opened_[index];
     const Session& opened = places_[index].decoding->session();
-    result_.read =
-        SaturatingAdd(result_.read, opened.weights().load_report().bytes);
+    loaded_[index] = opened.weights().load_report().bytes;
+    result_.read = SaturatingAdd(result_.read, loaded_[index]);
     return absl::OkStatus();
   }
 
@@ -289,7 +302,11 @@ class Turns {
       if (opened_[i] == 0) continue;
       QUIRE_ASSIGN_OR_RETURN(const double seconds,
                              MeasureRead(models_[i].files));
-      result_.read_seconds += seconds * static_cast<double>(opened_[i]);
+      QUIRE_ASSIGN_OR_RETURN(const double copy,
+                             MeasureCopy(loaded_[i], options_.page_size));
+      const auto times = static_cast<double>(opened_[i]);
+      result_.read_seconds += seconds * times;
+      result_.bound_seconds += std::max(seconds, copy) * times;
     }
     return std::move(result_);
   }
@@ -300,7 +317,8 @@ class Turns {
   std::vector<Place> places_;  // destroyed before the device
   std::vector<Bytes> woken_;
   std::vector<uint64_t> opened_ =
-      std::vector<uint64_t>(models_.size());  // how often
+      std::vector<uint64_t>(models_.size());                        // how often
+  std::vector<Bytes> loaded_ = std::vector<Bytes>(models_.size());  // each time
   RealResult result_;
 };
 

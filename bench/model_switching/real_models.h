@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "bench/model_switching/switch_strategy.h"
 #include "quire/alloc/units.h"
+#include "quire/alloc/verdict.h"
 #include "quire/model/tokenizer.h"
 
 namespace quire {
@@ -71,6 +72,9 @@ struct RealResult {
   double load_seconds = 0;  // of opening models, all of them
   // Reading the files of what was opened, as often, by plain calls.
   double read_seconds = 0;
+  // The same, or memcpy of as much into pages that nobody has touched, where
+  // that takes longer, model by model: nobody loads faster.
+  double bound_seconds = 0;
   Bytes copied_out;  // to host memory
   Bytes copied_in;
   double wake_seconds = 0;  // all of them
@@ -79,6 +83,9 @@ struct RealResult {
   double copy_seconds = 0;
   // Where memory ran out, and the day ended: what was said.
   std::optional<std::string> failure;
+  // kCapacity where what was there and the model that failed, each as much as
+  // it held alone, are more than the device; else kFragmentation.
+  std::optional<ShortageKind> failure_kind;
 };
 // `models` are those of RunAlone with the same options. Lack of memory is part
 // of the result.

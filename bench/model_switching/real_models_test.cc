@@ -98,6 +98,7 @@ TEST_F(RealModelsTest, AreReadAgainAndGoOn) {
   EXPECT_EQ(result.copied_out, Bytes(0));
   EXPECT_GT(result.load_seconds, 0);
   EXPECT_GT(result.read_seconds, 0);
+  EXPECT_GE(result.bound_seconds, result.read_seconds);
   EXPECT_EQ(result.peak_host_memory, Bytes(0));
 }
 
@@ -112,6 +113,7 @@ TEST_F(RealModelsTest, StayWhereThereIsRoom) {
 TEST_F(RealModelsTest, SayThatMemoryRanOut) {
   const RealResult result = Play(SwitchStrategy::kKeep);
   ASSERT_TRUE(result.failure);
+  EXPECT_EQ(result.failure_kind, ShortageKind::kCapacity);
   EXPECT_NE(result.failure->find(options_.models[1]), std::string::npos)
       << *result.failure;
 }

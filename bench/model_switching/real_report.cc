@@ -35,6 +35,13 @@ std::optional<double> LoadToRead(const RealResult& result) {
   return result.read_seconds / result.load_seconds;
 }
 
+// The same, and of copying into memory that nobody has touched where that is
+// slower.
+std::optional<double> LoadToBound(const RealResult& result) {
+  if (result.load_seconds <= 0) return std::nullopt;
+  return result.bound_seconds / result.load_seconds;
+}
+
 json OrNull(std::optional<double> value) {
   return value ? json(*value) : json();
 }
@@ -62,27 +69,33 @@ Bytes Moved(const RealResult& result) {
 
 json ResultToJson(const std::vector<RealModel>& models,
                   const RealResult& result, const json& settings) {
-  json object = {{"strategy", SwitchStrategyName(result.strategy)},
-                 {"device_memory", result.device_memory.value()},
-                 {"peak_reserved", result.peak_reserved.value()},
-                 {"host_memory_peak", result.peak_host_memory.value()},
-                 {"oom", result.failure.has_value()},
-                 {"failure", result.failure ? json(*result.failure) : json()},
-                 {"switches_survived", result.switches.size()},
-                 {"all_equal", AllEqual(models, result)},
-                 {"bytes_moved", Moved(result).value()},
-                 {"bytes_loaded", result.read.value()},
-                 {"bytes_copied_out", result.copied_out.value()},
-                 {"bytes_copied_in", result.copied_in.value()},
-                 {"wake_seconds", result.wake_seconds},
-                 {"copy_seconds", result.copy_seconds},
-                 {"wake_to_copy", OrNull(WakeToCopy(result))},
-                 {"load_seconds", result.load_seconds},
-                 {"read_seconds", result.read_seconds},
-                 {"load_to_read", OrNull(LoadToRead(result))},
-                 {"seconds_to_switch", SwitchTimes(result).ToJson()},
-                 {"seconds_to_first_token", FirstTokenTimes(result).ToJson()},
-                 {"settings", settings}};
+  json object = {
+      {"strategy", SwitchStrategyName(result.strategy)},
+      {"device_memory", result.device_memory.value()},
+      {"peak_reserved", result.peak_reserved.value()},
+      {"host_memory_peak", result.peak_host_memory.value()},
+      {"oom", result.failure.has_value()},
+      {"failure", result.failure ? json(*result.failure) : json()},
+      {"failure_kind", result.failure_kind
+                           ? json(ShortageKindName(*result.failure_kind))
+                           : json()},
+      {"switches_survived", result.switches.size()},
+      {"all_equal", AllEqual(models, result)},
+      {"bytes_moved", Moved(result).value()},
+      {"bytes_loaded", result.read.value()},
+      {"bytes_copied_out", result.copied_out.value()},
+      {"bytes_copied_in", result.copied_in.value()},
+      {"wake_seconds", result.wake_seconds},
+      {"copy_seconds", result.copy_seconds},
+      {"wake_to_copy", OrNull(WakeToCopy(result))},
+      {"load_seconds", result.load_seconds},
+      {"read_seconds", result.read_seconds},
+      {"load_to_read", OrNull(LoadToRead(result))},
+      {"bound_seconds", result.bound_seconds},
+      {"load_to_bound", OrNull(LoadToBound(result))},
+      {"seconds_to_switch", SwitchTimes(result).ToJson()},
+      {"seconds_to_first_token", FirstTokenTimes(result).ToJson()},
+      {"settings", settings}};
   json& list = object["models"] = json::array();
   for (size_t i = 0; i < models.size(); ++i) {
     list.push_back(ModelToJson(models[i], result.tokens[i]));
@@ -112,8 +125,10 @@ std::vector<std::string> TableRow(const std::vector<RealModel>& models,
           absl::StrFormat("%.3f s", first.worst),
           ShareCell(WakeToCopy(result)),
           ShareCell(LoadToRead(result)),
+          ShareCell(LoadToBound(result)),
           absl::StrCat(tokens),
-          result.failure             ? "memory ran out"
+          result.failure             ? absl::StrCat("memory ran out: ",
+                                                    ShortageKindName(*result.failure_kind))
           : AllEqual(models, result) ? "all equal"
                                      : "different"};
 }
@@ -143,7 +158,7 @@ std::string RealToTable(const std::vector<RealModel>& models,
   std::vector<std::vector<std::string>> rows = {
       {"strategy", "device", "reserved", "in host", "switches", "read",
        "copied", "to switch", "to first token", "worst", "wake / copy",
-       "load / read", "tokens", "to those alone"}};
+       "load / read", "load / bound", "tokens", "to those alone"}};
   for (const RealResult& result : results) {
     rows.push_back(TableRow(models, result));
   }

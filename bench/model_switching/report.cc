@@ -80,8 +80,8 @@ json StepToJson(const SwitchingRun& run, size_t index) {
   }
   if (result.idle) object["idle_share"] = *result.idle;
   if (result.failure) {
-    object["dropped"] = result.dropped;
-    object["failed_request"] = result.failed_request.value();
+    object["dropped"] = result.failures.front().dropped;
+    object["failed_request"] = result.failures.front().request.value();
   }
   return object;
 }
@@ -230,14 +230,8 @@ std::optional<double> SwitchingRun::WakeToCopy() const {
          (seconds + static_cast<double>(result.wake_nanoseconds()) / 1e9);
 }
 
-std::string ToJson(const std::vector<SwitchingRun>& runs,
-                   const json& settings) {
-  std::string text = "[";
-  for (const SwitchingRun& run : runs) {
-    absl::StrAppend(&text, text.size() > 1 ? ",\n" : "\n",
-                    RunToJson(run, settings).dump());
-  }
-  return text + "\n]\n";
+std::string ToJson(const SwitchingRun& run, const json& settings) {
+  return RunToJson(run, settings).dump();
 }
 
 std::string ToTable(const std::vector<SwitchingRun>& runs) {

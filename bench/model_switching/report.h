@@ -28,7 +28,7 @@ struct SwitchingRun {
   SwitchStrategy strategy = SwitchStrategy::kKeep;
   double pool_minimum = 0;
   SwitchRates rates;
-  std::vector<Bytes> minima;  // SwitchingOptions::minima
+  std::vector<Bytes> minima;  // CountMinima
   ScenarioResult result;
 
   double Seconds(const SwitchCost& cost) const;
@@ -42,10 +42,8 @@ struct SwitchingRun {
   std::optional<double> WakeToCopy() const;
 };
 
-// An array with one object per run, each on a line of its own, with `settings`
-// in it.
-std::string ToJson(const std::vector<SwitchingRun>& runs,
-                   const nlohmann::json& settings);
+// An object on one line, with `settings` in it.
+std::string ToJson(const SwitchingRun& run, const nlohmann::json& settings);
 std::string ToTable(const std::vector<SwitchingRun>& runs);
 
 }  // namespace quire

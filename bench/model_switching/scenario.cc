@@ -28,6 +28,12 @@ constexpr std::array<std::pair<const char*, Kind>, 8> kKinds = {
 
 constexpr char kMinima[] = "minimum_peak_bytes_of_each_step";
 
+// What memory is handed out in.
+constexpr Bytes kPage = MiB(2);
+// Larger devices, and larger numbers of tensors, are no one's.
+constexpr Bytes kLargestDevice = GiB(4096);
+constexpr uint64_t kMostTensors = uint64_t{1} << 21;
+
 // Reads fields of one object; the first that is wrong is the error.
 class Fields {
  public:
@@ -80,6 +86,10 @@ class Fields {
   absl::Status status_;
 };
 
+absl::Status Refuse(const std::string& what) {
+  return absl::InvalidArgumentError(what);
+}
+
 absl::Status Within(const absl::Status& status, const std::string& where) {
   if (status.ok()) return status;
   return absl::InvalidArgumentError(
@@ -113,6 +123,30 @@ json StepToJson(const ScenarioStep& step) {
   return object;
 }
 
+absl::Status CheckParallel(const ScenarioStep& step) {
+  if (step.chunk == 0) return Refuse("chunk is 0");
+  if (step.parts.empty()) return Refuse("parts is empty");
+  return absl::OkStatus();
+}
+
+absl::Status CheckReserve(const ScenarioStep& step) {
+  if (step.bytes_each.zero()) return Refuse("bytes_each is 0");
+  if (step.count > kMostTensors) {
+    return Refuse(
+        absl::StrCat("count is ", step.count, ", above ", kMostTensors));
+  }
+  if (!CheckedMultiply(step.bytes_each, step.count)) {
+    return Refuse("count * bytes_each is more than 2^64");
+  }
+  return absl::OkStatus();
+}
+
+// What goes with loading and unloading is played by them.
+absl::Status CheckPhase(const std::string& phase) {
+  if (phase != "load" && phase != "unload") return absl::OkStatus();
+  return Refuse(absl::StrCat("phase ", phase, " is none to run"));
+}
+
 absl::StatusOr<ScenarioStep> ReadStep(const json& object) {
   Fields fields(object);
   std::string name;
@@ -131,9 +165,6 @@ absl::StatusOr<ScenarioStep> ReadStep(const json& object) {
   }
   if (step.kind == Kind::kParallel) {
     fields.Read("chunk", &step.chunk);
-    if (fields.status().ok() && step.chunk == 0) {
-      return absl::InvalidArgumentError("chunk is 0");
-    }
     for (const json& part : fields.List("parts")) {
       Fields of_part(part);
       ScenarioPart& read = step.parts.emplace_back();
@@ -151,7 +182,86 @@ absl::StatusOr<ScenarioStep> ReadStep(const json& object) {
     }
   }
   QUIRE_RETURN_IF_ERROR(fields.status());
+  for (const ScenarioPart& part : step.parts) {
+    QUIRE_RETURN_IF_ERROR(CheckPhase(part.phase));
+  }
+  if (step.kind == Kind::kParallel) QUIRE_RETURN_IF_ERROR(CheckParallel(step));
+  if (step.kind == Kind::kReserve) QUIRE_RETURN_IF_ERROR(CheckReserve(step));
   return step;
+}
+
+absl::Status CheckDevice(const Scenario& scenario) {
+  if (scenario.usable < kPage || scenario.usable > kLargestDevice) {
+    return Refuse(absl::StrCat("usable_bytes is ", scenario.usable.value(),
+                               ", and no device of ", FormatBytes(kPage),
+                               " to ", FormatBytes(kLargestDevice)));
+  }
+  for (size_t i = 0; i < scenario.steps.size(); ++i) {
+    const ScenarioStep& step = scenario.steps[i];
+    if (step.kind != Kind::kReserve) continue;
+    // A balloon takes as many as there is room for.
+    if (scenario.usable.value() / step.bytes_each.value() > kMostTensors) {
+      return Refuse(
+          absl::StrCat("step ", i, ": bytes_each is ", step.bytes_each.value(),
+                       ", of which the device holds more than ", kMostTensors));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What is there, step by step, if memory never runs out.
+class Order {
+ public:
+  absl::Status Play(const ScenarioStep& step) {
+    for (const ScenarioPart& part : step.parts) {
+      QUIRE_RETURN_IF_ERROR(PlayPart(step.kind, part.workload));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Thing {
+    bool pool;
+    bool asleep;
+  };
+
+  absl::Status PlayPart(Kind kind, const std::string& name) {
+    const auto found = there_.find(name);
+    const bool there = found != there_.end();
+    if (kind == Kind::kLoad || kind == Kind::kReserve) {
+      if (there && (!found->second.asleep || NamesPool(kind))) {
+        return Refuse(absl::StrCat(name, " is there already"));
+      }
+      there_[name] = {NamesPool(kind), false};
+      return absl::OkStatus();
+    }
+    if (!there || found->second.pool != NamesPool(kind)) {
+      return Refuse(absl::StrCat(name, " is not there"));
+    }
+    if (kind == Kind::kUnload || kind == Kind::kRelease) {
+      there_.erase(found);
+      return absl::OkStatus();
+    }
+    if (kind == Kind::kSleep && found->second.asleep) {
+      return Refuse(absl::StrCat(name, " sleeps already"));
+    }
+    if (kind == Kind::kWake && !found->second.asleep) {
+      return Refuse(absl::StrCat(name, " does not sleep"));
+    }
+    found->second.asleep = kind == Kind::kSleep;
+    return absl::OkStatus();
+  }
+
+  std::map<std::string, Thing> there_;
+};
+
+absl::Status CheckOrder(const Scenario& scenario) {
+  Order order;
+  for (size_t i = 0; i < scenario.steps.size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(
+        Within(order.Play(scenario.steps[i]), absl::StrCat("step ", i)));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Scenario> ReadScenario(const json& object) {
@@ -186,7 +296,21 @@ absl::StatusOr<Scenario> ReadScenario(const json& object) {
         absl::StrCat(kMinima, " has ", scenario.minimum_peak_of_steps.size(),
                      " entries for ", scenario.steps.size(), " steps"));
   }
+  QUIRE_RETURN_IF_ERROR(CheckDevice(scenario));
+  QUIRE_RETURN_IF_ERROR(CheckOrder(scenario));
+  scenario.usable =
+      Bytes(scenario.usable.value() / kPage.value() * kPage.value());
   return scenario;
+}
+
+// For messages: by its number, and its name where it has one.
+std::string NameOf(const json& scenario, size_t number) {
+  std::string name = absl::StrCat("scenario ", number);
+  if (scenario.is_object() && scenario.contains("name") &&
+      scenario["name"].is_string()) {
+    absl::StrAppend(&name, " (", scenario["name"].get<std::string>(), ")");
+  }
+  return name;
 }
 
 }  // namespace
@@ -206,7 +330,7 @@ absl::StatusOr<std::vector<Scenario>> ReadScenarios(std::string_view contents) {
   for (const json& object : fields.List("scenarios")) {
     absl::StatusOr<Scenario> scenario = ReadScenario(object);
     QUIRE_RETURN_IF_ERROR(
-        Within(scenario.status(), absl::StrCat("scenario ", scenarios.size())));
+        Within(scenario.status(), NameOf(object, scenarios.size())));
     scenarios.push_back(*std::move(scenario));
   }
   QUIRE_RETURN_IF_ERROR(fields.status());

@@ -52,7 +52,7 @@ const char* ScenarioStepName(ScenarioStep::Kind kind);  // "load", ...
 struct Scenario {
   std::string name;
   std::string category;  // "relaxed", "tight", "infeasible"
-  Bytes usable;          // of the device
+  Bytes usable;          // of the device: whole pages of 2 MiB
   // The most that is live at one time, in each step: no policy can do with less
   // where all that is loaded stays. Empty where the file does not say.
   std::vector<Bytes> minimum_peak_of_steps;
@@ -61,7 +61,8 @@ struct Scenario {
   std::vector<ScenarioStep> steps;
 };
 
-// Errors: kInvalidArgument, with the scenario, the step and the field.
+// Errors: kInvalidArgument, with the scenario, the step and the field. Steps
+// are in an order that can be: what is run was loaded, and is loaded once.
 absl::StatusOr<std::vector<Scenario>> ReadScenarios(std::string_view contents);
 // A file that ReadScenarios reads.
 std::string WriteScenarios(const std::vector<Scenario>& scenarios);

@@ -24,6 +24,14 @@ struct SwitchCost {
   void Add(const SwitchCost& other);
 };
 
+// A request that could not be served.
+struct SwitchFailure {
+  std::string dropped;  // the model whose it was
+  Bytes request;
+  // What was live and the request came to more than the device.
+  bool over_device = false;
+};
+
 struct StepResult {
   Bytes peak_requested;
   Bytes peak_reserved;
@@ -43,11 +51,11 @@ struct StepResult {
   // Of the device, what neither models nor balloons had after the step, in
   // [0, 1]; only where there is a balloon.
   std::optional<double> idle;
-  // Where memory ran out. kCapacity: the device has less than was live and
-  // asked for, or than the step needs at its worst; else kFragmentation.
+  // Where memory ran out, and of the first of them, why. kCapacity: the device
+  // has less than was live and asked for, or than the step needs at its worst,
+  // after what was dropped in steps before; else kFragmentation.
+  std::vector<SwitchFailure> failures;
   std::optional<ShortageKind> failure;
-  Bytes failed_request;
-  std::string dropped;  // the model
   bool passed_over = false;
 };
 

@@ -33,6 +33,16 @@ Created CreatePyTorch(SimulatedDevice* device, PolicySettings* settings,
   settings->ReadFraction("garbage_collection_threshold",
                          &options.garbage_collection_threshold);
   QUIRE_RETURN_IF_ERROR(settings->Finish());
+  // What PyTorch itself refuses is no policy of it.
+  if (options.max_split_size <= MiB(20)) {
+    return absl::InvalidArgumentError(
+        "max_split_size_mb is to be more than 20");
+  }
+  const uint64_t divisions = options.roundup_power2_divisions;
+  if ((divisions & (divisions - 1)) != 0) {
+    return absl::InvalidArgumentError(
+        "roundup_power2_divisions is to be a power of two, or 0");
+  }
   return std::make_unique<PyTorchPolicy>(device, options);
 }
 

@@ -130,6 +130,11 @@ TEST(PolicySpecTest, NamesWhatIsKnown) {
   EXPECT_EQ(value.status().message(),
             "pytorch: max_split_size_mb is \"lots\", which is no number of "
             "MiB");
+  for (const char* refused :
+       {"pytorch:max_split_size_mb=20", "pytorch:roundup_power2_divisions=3",
+        "pytorch-expandable:max_split_size_mb=1"}) {
+    EXPECT_FALSE(ParsePolicySpec(refused).ok()) << refused;
+  }
   EXPECT_TRUE(ParsePolicySpec("pytorch:max_split_size_mb=128:"
                               "expandable_segments=true")
                   .ok());

@@ -18,7 +18,7 @@ main, .page, nav { max-width: 1180px; }
 .page, nav { margin: 0 auto; padding: 24px 20px 0; }
 main { padding-top: 0; }
 h3 { font-size: 15px; margin: 26px 0 8px; }
-nav ul { columns: 2 280px; padding-left: 20px; }
+nav ul { columns: 2 240px; padding-left: 20px; overflow-wrap: anywhere; }
 a { color: var(--accent); }
 .skip { position: absolute; left: -9999px; }
 .skip:focus {

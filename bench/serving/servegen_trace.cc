@@ -77,9 +77,9 @@ absl::StatusOr<Dataset> ReadDataset(const std::string& path) {
         absl::StrCat(path, ": is no JSON object"));
   Dataset dataset;
   for (const auto& [key, window] : root.items()) {
-    const auto error = [&, key = key](const char* what) {
+    const auto error = [&, key = key](std::string_view what) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": window ", key, ": ", what));
+          absl::StrCat(path, ": window ", key, ": ", std::string(what)));
     };
     double start = 0;
     if (!absl::SimpleAtod(key, &start) || !(start >= 0 && start < 1e12))
@@ -91,6 +91,12 @@ absl::StatusOr<Dataset> ReadDataset(const std::string& path) {
       if (it == window.end() || !it->is_string()) return std::nullopt;
       return Histogram::Parse(it->template get<std::string>());
     };
+    for (const char* name : {"input_tokens", "output_tokens"}) {
+      if (window.is_object() && !window.contains(name))
+        return error(absl::StrCat(name,
+                                  " is missing: only clients of text are "
+                                  "read"));
+    }
     auto prompt = histogram("input_tokens");
     if (!prompt) return error("input_tokens is no histogram");
     auto output = histogram("output_tokens");

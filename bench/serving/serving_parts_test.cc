@@ -65,6 +65,27 @@ TEST_F(TraceTest, ReadsAzure) {
   EXPECT_EQ(ReadTrace(path, {.max_requests = 1})->size(), 1u);
 }
 
+TEST_F(TraceTest, FindsColumnsByName) {
+  const auto vidur =
+      ReadTrace(Write("splitwise.csv",
+                      "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+                      "2.5,374,44\n4.25,396,109\n"),
+                {});
+  ASSERT_TRUE(vidur.ok()) << vidur.status();
+  ASSERT_EQ(vidur->size(), 2u);
+  EXPECT_EQ((*vidur)[1].arrival, 1.75);
+  EXPECT_EQ((*vidur)[1].prompt, 396u);
+  EXPECT_EQ((*vidur)[1].output, 109u);
+  const auto azure = ReadTrace(
+      Write("bom.csv",
+            "\xEF\xBB\xBFTIMESTAMP,Model,GeneratedTokens,ContextTokens\n"
+            "2023-11-16 18:15:46.68,m,44,374\n"),
+      {});
+  ASSERT_TRUE(azure.ok()) << azure.status();
+  EXPECT_EQ((*azure)[0].prompt, 374u);
+  EXPECT_EQ((*azure)[0].output, 44u);
+}
+
 TEST_F(TraceTest, ReadsMooncake) {
   const auto requests = ReadTrace(
       Write(
@@ -168,6 +189,8 @@ TEST_F(TraceTest, ErrorsOfServegenNameTheFile) {
            {"[]", "is no JSON object"},
            {R"({"x": {}})", "window x"},
            {R"({"0": 1})", "input_tokens"},
+           {R"({"0": {"text_tokens": "{1: 1}", "output_tokens": "{1: 1}"}})",
+            "input_tokens is missing"},
            {"{\"0\": {" + sides + "\"{1}\"}}", "output_tokens"},
            {"{\"0\": {" + sides + "\"{1: -1}\"}}", "output_tokens"},
            {"{\"0\": {" + sides + "\"1: 1\"}}", "output_tokens"}}) {
@@ -180,6 +203,34 @@ TEST_F(TraceTest, ErrorsOfServegenNameTheFile) {
                            "0,1,1,Gamma,1\n", "0,nan,1,Gamma,1,1\n"}) {
     Write("chunk-1-trace.csv", line);
     ExpectError(path, "chunk-1-trace.csv:1: ");
+  }
+}
+
+// Counts and sums of lengths, by another program.
+TEST(ShippedTracesTest, AreReadWhole) {
+  const struct {
+    const char* name;
+    size_t requests;
+    uint64_t prompts;
+    uint64_t outputs;
+  } traces[] = {
+      {"azure_conv_first_1000.csv", 1000, 1014189, 247262},
+      {"mooncake_conversation_first_300.jsonl", 300, 4269971, 113079},
+  };
+  for (const auto& [name, count, prompts, outputs] : traces) {
+    SCOPED_TRACE(name);
+    const auto requests =
+        ReadTrace(absl::StrCat(QUIRE_SOURCE_DIR, "/bench/traces/", name), {});
+    ASSERT_TRUE(requests.ok()) << requests.status();
+    EXPECT_EQ(requests->size(), count);
+    uint64_t prompt_tokens = 0;
+    uint64_t output_tokens = 0;
+    for (const StressRequest& request : *requests) {
+      prompt_tokens += request.prompt;
+      output_tokens += request.output;
+    }
+    EXPECT_EQ(prompt_tokens, prompts);
+    EXPECT_EQ(output_tokens, outputs);
   }
 }
 

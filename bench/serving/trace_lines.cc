@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <string_view>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -23,6 +24,11 @@ absl::StatusOr<TraceLines> TraceLines::Open(const std::string& path) {
 bool TraceLines::Next() {
   if (!std::getline(file_, text_)) return false;
   ++line_;
+  // What some editors begin UTF-8 with.
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (line_ == 1 && text_.starts_with(kByteOrderMark)) {
+    text_.erase(0, kByteOrderMark.size());
+  }
   if (!text_.empty() && text_.back() == '\r') text_.pop_back();
   return true;
 }

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "bench/serving/servegen_trace.h"
 #include "bench/serving/trace_lines.h"
 #include "nlohmann/json.hpp"
@@ -19,36 +21,54 @@ constexpr uint64_t kDrawnRequests = 10'000;
 
 using Requests = std::vector<StressRequest>;
 
-constexpr std::string_view kAzureHeader =
-    "TIMESTAMP,ContextTokens,GeneratedTokens";
-constexpr std::string_view kVidurHeader =
-    "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio";
+// Where a table of requests has what is needed of it, by the names of its
+// columns.
+struct Columns {
+  size_t count = 0;
+  std::optional<size_t> timestamp;  // azure
+  std::optional<size_t> seconds;    // vidur, where it has times
+  std::optional<size_t> prompt;
+  std::optional<size_t> output;
+};
 
-absl::StatusOr<Requests> ReadAzure(TraceLines lines, uint64_t most) {
-  Requests requests;
-  while (requests.size() < most && lines.Next()) {
-    QUIRE_ASSIGN_OR_RETURN(const auto fields, lines.Fields(3));
-    StressRequest request;
-    QUIRE_ASSIGN_OR_RETURN(request.arrival, lines.Timestamp(fields[0]));
-    QUIRE_ASSIGN_OR_RETURN(request.prompt, lines.Length(fields[1]));
-    QUIRE_ASSIGN_OR_RETURN(request.output, lines.Length(fields[2]));
-    requests.push_back(std::move(request));
+Columns ReadColumns(const std::string& header) {
+  const std::vector<std::string> names = absl::StrSplit(header, ',');
+  const auto find = [&](std::string_view name) -> std::optional<size_t> {
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) return std::nullopt;
+    return static_cast<size_t>(found - names.begin());
+  };
+  Columns columns = {names.size(), find("TIMESTAMP"), find("arrived_at"),
+                     find("ContextTokens"), find("GeneratedTokens")};
+  if (!columns.timestamp) {
+    columns.prompt = find("num_prefill_tokens");
+    columns.output = find("num_decode_tokens");
   }
-  return requests;
+  return columns;
 }
 
-absl::StatusOr<Requests> ReadVidur(TraceLines lines,
+absl::StatusOr<Requests> ReadTable(TraceLines lines, const Columns& columns,
                                    const TraceOptions& options) {
   Requests requests;
   StressRandom random(options.seed);
-  double arrival = 0;
+  double drawn = 0;
   while (requests.size() < options.max_requests && lines.Next()) {
-    QUIRE_ASSIGN_OR_RETURN(const auto fields, lines.Fields(4));
+    QUIRE_ASSIGN_OR_RETURN(const auto fields, lines.Fields(columns.count));
     StressRequest request;
-    arrival += random.Exponential(1 / options.arrivals_per_second);
-    request.arrival = arrival;
-    QUIRE_ASSIGN_OR_RETURN(request.prompt, lines.Length(fields[0]));
-    QUIRE_ASSIGN_OR_RETURN(request.output, lines.Length(fields[1]));
+    if (columns.timestamp) {
+      QUIRE_ASSIGN_OR_RETURN(request.arrival,
+                             lines.Timestamp(fields[*columns.timestamp]));
+    } else if (columns.seconds) {
+      QUIRE_ASSIGN_OR_RETURN(request.arrival,
+                             lines.Number(fields[*columns.seconds]));
+    } else {
+      drawn += random.Exponential(1 / options.arrivals_per_second);
+      request.arrival = drawn;
+    }
+    QUIRE_ASSIGN_OR_RETURN(request.prompt,
+                           lines.Length(fields[*columns.prompt]));
+    QUIRE_ASSIGN_OR_RETURN(request.output,
+                           lines.Length(fields[*columns.output]));
     requests.push_back(std::move(request));
   }
   return requests;
@@ -125,9 +145,9 @@ absl::StatusOr<Requests> ReadAny(const std::string& path,
   QUIRE_ASSIGN_OR_RETURN(TraceLines lines, TraceLines::Open(path));
   if (!lines.Next())
     return absl::InvalidArgumentError(absl::StrCat(path, ": is empty"));
-  if (lines.text() == kAzureHeader)
-    return ReadAzure(std::move(lines), options.max_requests);
-  if (lines.text() == kVidurHeader) return ReadVidur(std::move(lines), options);
+  const Columns columns = ReadColumns(lines.text());
+  if (columns.prompt && columns.output)
+    return ReadTable(std::move(lines), columns, options);
   if (lines.text().starts_with('{'))
     return ReadMooncake(std::move(lines), options.max_requests);
   return lines.Error(

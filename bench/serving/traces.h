@@ -2,7 +2,8 @@
 //
 //   azure     AzureLLMInferenceTrace_*.csv: time, prompt and output lengths
 //   mooncake  *.jsonl: the same with an id for each 512 tokens of the prompt
-//   vidur     *.csv of lengths alone: arrivals are drawn at a mean rate
+//   vidur     *.csv of lengths: arrivals are drawn at a mean rate, where there
+//             is no column of them
 //   servegen  chunk-N-trace.csv with chunk-N-dataset.json beside it, or a
 //   folder
 //             of such pairs: rates and length histograms of clients, from which
