@@ -13,6 +13,7 @@
 #include "alloc/testing/run_in_child.h"
 #include "paging/block_table_testing.h"
 #include "paging/kv_cache_testing.h"
+#include "quire/alloc/host_driver.h"
 
 namespace quire {
 namespace {
@@ -478,6 +479,29 @@ TEST_F(BlockTableCacheTest, WhereOnlyCoolingBlocksAreLeftAdmitWaits) {
   other.join();
   ASSERT_TRUE(Step({{a, 56}}).ok());
   EXPECT_EQ(free_blocks(), 0u);
+}
+
+// 2048 pages, and 50 mappings: pages that are made one after the other lie
+// under the pool in that order, where the kernel needs one mapping for all of
+// them.
+TEST(BlockTablePoolTest, APoolOfManySmallPagesTakesFewMappings) {
+  HostDriverOptions options;
+  options.memory_per_device = MiB(8);
+  options.granularity = KiB(4);
+  options.mapping_limit = 50;
+  const auto driver = *HostDriver::Create(options);
+  OwnerRegistry owners;
+  const auto memory = *DeviceMemory::Create(
+      driver.get(), &owners, {.page_size = KiB(4), .address_space = MiB(64)});
+  const StreamId stream = *driver->CreateStream(DeviceId(0));
+  {
+    const auto cache = BlockTableCache::Create(
+        memory.get(), TestLayout(1),
+        {.max_sequence_length = 64, .max_sequences = 4, .stream = stream});
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    EXPECT_EQ(memory->GetStatistics().live, KiB(4 * 2045));
+  }
+  EXPECT_TRUE(driver->DestroyStream(stream).ok());
 }
 
 }  // namespace
