@@ -27,10 +27,10 @@ void DeviceMemory::Impl::RemoveHooks(MemoryHooks* hooks) {
 bool DeviceMemory::Impl::AskOutOfMemoryHooks(const absl::Status& status) {
   const auto verdict = OutOfMemoryVerdict::FromStatus(status);
   if (!verdict) return false;
-  // More than a limit is not to be had, whatever is given up for it.
-  const Bytes most =
-      verdict->owner_limit ? verdict->owner_limit->limit : verdict->limit;
-  if (verdict->requested > most) return false;
+  // More than a limit is not to be had, whatever is given up for it, unless it
+  // is raised: that of the memory is, by who says so.
+  if (verdict->owner_limit && verdict->requested > verdict->owner_limit->limit)
+    return false;
   return !dispatcher_.OutOfMemory(*verdict).zero();
 }
 

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "alloc/testing/device_memory_fixture.h"
 #include "alloc/testing/fake_reclaimer.h"
+#include "quire/alloc/limit_raiser.h"
 #include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/verdict.h"
 
@@ -369,6 +370,45 @@ TEST_F(DeviceMemoryHooksTest, OnesThatGiveNothingEndInTheError) {
             absl::OkStatus());
   EXPECT_FALSE(Commit(Reserve(5), 0, 5).ok());
   EXPECT_THAT(listener_->verdicts_, IsEmpty());
+}
+
+// More than the limit: only who says that it may be raised so far is asked, and
+// the others when it was.
+TEST_F(DeviceMemoryHooksTest, BeyondTheLimitWhoMayRaiseItIsAsked) {
+  class Raiser : public Listener, public LimitRaiser {
+   public:
+    using Listener::Listener;
+    Bytes HighestLimit() const override { return highest; }
+    Bytes highest;
+  };
+  Raiser raiser(memory_.get(), Pages(1).value());
+  raiser.highest = Pages(80);
+  ASSERT_EQ(memory_->SetLimit(Pages(50)), absl::OkStatus());
+  memory_->AddHooks(&raiser);
+  AddressRange* const range = Reserve(80);
+  EXPECT_FALSE(Commit(Reserve(81), 0, 81).ok());
+  EXPECT_THAT(raiser.verdicts_, IsEmpty());
+  raiser.on_out_of_memory_ = [&] {
+    EXPECT_EQ(memory_->SetLimit(Pages(70)), absl::OkStatus());
+    raiser.on_out_of_memory_ = [&] {
+      EXPECT_EQ(memory_->SetLimit(Pages(80)), absl::OkStatus());
+      return Pages(10);
+    };
+    return Pages(20);
+  };
+  EXPECT_EQ(Commit(range, 0, 80), absl::OkStatus());
+  EXPECT_EQ(raiser.verdicts_.size(), 2u);
+  EXPECT_THAT(listener_->verdicts_, IsEmpty());
+  // Within the limit all are.
+  raiser.on_out_of_memory_ = nullptr;
+  EXPECT_FALSE(Commit(range_, 0, 1).ok());
+  EXPECT_EQ(listener_->verdicts_.size(), 1u);
+  // The limit of an owner is not the memory's.
+  ASSERT_EQ(memory_->SetOwnerLimits(kOwner, {.hard = Pages(82)}),
+            absl::OkStatus());
+  EXPECT_FALSE(Commit(Reserve(83), 0, 83).ok());
+  EXPECT_EQ(raiser.verdicts_.size(), 3u);
+  memory_->RemoveHooks(&raiser);
 }
 
 TEST_F(DeviceMemoryHooksTest, AHookThatIsShortItselfIsNotAskedAgain) {

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "quire/alloc/limit_raiser.h"
+
 namespace quire {
 namespace {
 
@@ -16,6 +18,12 @@ void Call(MemoryHooks* hooks, const MemoryEvent& event) {
   } else if (const auto* unmapped = std::get_if<PagesUnmapped>(&event)) {
     hooks->OnPagesUnmapped(unmapped->change);
   }
+}
+
+// To which the hooks may raise the limit.
+Bytes HighestLimit(const MemoryHooks* hooks) {
+  const auto* const raiser = dynamic_cast<const LimitRaiser*>(hooks);
+  return raiser == nullptr ? Bytes(0) : raiser->HighestLimit();
 }
 
 }  // namespace
@@ -58,7 +66,11 @@ Bytes HookDispatcher::OutOfMemory(const OutOfMemoryVerdict& verdict) {
   Bytes freed;
   if (HookScope::Find(this) != nullptr) return freed;
   const HookScope scope(this);
+  // An owner's limit is not the memory's: who asks has looked at it.
+  const bool beyond_limit =
+      !verdict.owner_limit && verdict.requested > verdict.limit;
   hooks_.ForEach([&](MemoryHooks* hooks) {
+    if (beyond_limit && HighestLimit(hooks) < verdict.requested) return true;
     freed = SaturatingAdd(freed, hooks->OnOutOfMemory(verdict));
     return true;
   });

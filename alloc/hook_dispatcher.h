@@ -48,7 +48,7 @@ class HookDispatcher {
 
   void Deliver(std::vector<MemoryEvent> events);
   // What the hooks say they gave up. Nothing, and nobody is asked, where this
-  // thread has a scope open.
+  // thread has a scope open; beyond the limit only a LimitRaiser is asked.
   Bytes OutOfMemory(const OutOfMemoryVerdict& verdict);
 
  private:

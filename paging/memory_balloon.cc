@@ -21,6 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "paging/process_check.h"
+#include "quire/alloc/limit_raiser.h"
 #include "quire/alloc/memory_hooks.h"
 #include "quire/alloc/mutex.h"
 #include "quire/alloc/status_macros.h"
@@ -36,7 +37,7 @@ constexpr std::chrono::milliseconds kPollInterval(1);
 
 }  // namespace
 
-class MemoryBalloon::Impl : public MemoryHooks {
+class MemoryBalloon::Impl : public MemoryHooks, public LimitRaiser {
  public:
   Impl(DeviceMemory* memory, MemoryLedger* ledger,
        const MemoryBalloonOptions& options)
@@ -62,6 +63,9 @@ class MemoryBalloon::Impl : public MemoryHooks {
   // ---- MemoryHooks ----
   void OnPressure(const PressureChange& change) override;
   Bytes OnOutOfMemory(const OutOfMemoryVerdict& verdict) override;
+
+  // ---- LimitRaiser ----
+  Bytes HighestLimit() const override { return max_; }
 
  private:
   struct Owner {
@@ -99,6 +103,7 @@ class MemoryBalloon::Impl : public MemoryHooks {
   const Bytes page_size_;
   const Bytes first_limit_;
   Bytes min_;  // set at the start
+  Bytes max_;  // the same: what the ledger could grant, with nobody else there
 
   mutable Mutex mutex_;
   LedgerEntryId entry_ ABSL_GUARDED_BY(mutex_);
@@ -131,6 +136,8 @@ absl::Status MemoryBalloon::Impl::Start() {
   }
   const Bytes needed = std::max(statistics.in_use, page_size_);
   min_ = min;
+  QUIRE_ASSIGN_OR_RETURN(const LedgerSnapshot snapshot, ledger_->Read());
+  max_ = std::min(max, snapshot.budget);
   LedgerAnswer answer;
   const Clock::time_point give_up = Clock::now() + options_.patience;
   while (true) {

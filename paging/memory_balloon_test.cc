@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "alloc/testing/fault_sweep.h"
 #include "alloc/testing/run_in_child.h"
 #include "paging/kv_cache_testing.h"
 #include "paging/memory_ledger_testing.h"
@@ -111,6 +113,106 @@ TEST_F(MemoryBalloonTest, TheLimitIsWhatIsClaimed) {
   EXPECT_LE(snapshot.claimed, Pages(25));
   ASSERT_TRUE(member.Sync());
   EXPECT_EQ(member.ledger()->Read()->entries[0].used, Pages(20));
+}
+
+// What is larger than all that is claimed, in one request.
+TEST_F(MemoryBalloonTest, ARequestBeyondTheClaimGrowsFirst) {
+  // Nobody waits for what the ledger never grants.
+  Member member(Budget(), Patient(std::chrono::hours(1)));
+  ASSERT_TRUE(member.balloon()->EnsureRoom(Pages(5)).ok());
+  const SequenceId sequence = Admit(member.cache(), 32);  // 5 pages
+  EXPECT_EQ(member.limit(), 5u);
+  EXPECT_EQ(Step(member.cache(), sequence, 320), absl::OkStatus());
+  EXPECT_EQ(member.in_use(), 50u);
+  AddressRange* const range = *member.memory()->ReserveRange(
+      PageCount(kBudgetPages + 1), kUnnamedOwner);
+  EXPECT_TRUE(absl::IsResourceExhausted(member.memory()->Commit(
+      range, PageCount(0), PageCount(kBudgetPages + 1))));
+  EXPECT_EQ(member.memory()->Commit(range, PageCount(0), PageCount(50)),
+            absl::OkStatus());
+  EXPECT_EQ(member.ledger()->Read()->claimed, Pages(kBudgetPages));
+  member.memory()->ReleaseRange(range, Fence());
+}
+
+// A member that grows, and comes down for another one, while each driver call
+// of that fails once: it never has more than it has claimed, and what it does
+// not need is the other's all the same.
+TEST_F(MemoryBalloonTest, WhatTheDriverRefusesChangesNoPromise) {
+  struct World {
+    World(FaultyDriver* driver, const MemoryLedgerOptions& options) {
+      DeviceMemoryOptions device;
+      device.page_size = Pages(1);
+      device.address_space = MiB(64);
+      memory = *DeviceMemory::Create(driver, &owners, device);
+      ledger = *MemoryLedger::Open(options);
+      other = RegisterIn(ledger.get(), {.name = "other", .min = Pages(1)});
+      balloon = *MemoryBalloon::Create(memory.get(), ledger.get(), Patient({}));
+      cache = *KvCache::Create(memory.get(), TestLayout(1), CacheOptions(320));
+      EXPECT_TRUE(balloon->EnsureRoom(Pages(60)).ok());
+      running = Admit(cache.get(), 64);               // 10 pages
+      Release(cache.get(), Admit(cache.get(), 200));  // 35 pages, parked
+    }
+    void Check() const {
+      for (const LedgerEntry& entry : ledger->Read()->entries) {
+        if (entry.name == "model") {
+          EXPECT_GE(entry.claim, memory->GetStatistics().in_use);
+        }
+      }
+      EXPECT_TRUE(memory->CheckInvariants().ok()) << memory->CheckInvariants();
+      EXPECT_TRUE(cache->CheckInvariants().ok()) << cache->CheckInvariants();
+    }
+    OwnerRegistry owners;
+    std::unique_ptr<DeviceMemory> memory;
+    std::unique_ptr<MemoryLedger> ledger;
+    std::unique_ptr<MemoryBalloon> balloon;
+    std::unique_ptr<KvCache> cache;
+    LedgerEntryId other;
+    SequenceId running;
+  };
+  struct Operation {
+    const char* name;
+    std::function<absl::Status(World*)> run;
+  };
+  const std::vector<Operation> operations = {
+      {"grows in a step",
+       [](World* world) {
+         const SequenceStep step = {world->running, 320};
+         return world->cache->Step(std::span(&step, 1));
+       }},
+      {"makes room",
+       [](World* world) { return world->balloon->EnsureRoom(Pages(80)); }},
+      {"comes down",
+       [](World* world) {
+         ClaimIn(world->ledger.get(), world->other, Bytes(0), Pages(85));
+         return world->balloon->Sync();
+       }},
+  };
+  HostDriverOptions options;
+  options.memory_per_device = Pages(kBudgetPages);
+  options.granularity = Pages(1);
+  const auto host = *TestDriver::Create(options);
+  FaultyDriver driver(host.get());
+  for (const Operation& operation : operations) {
+    SCOPED_TRACE(operation.name);
+    std::unique_ptr<World> world;
+    FailEachDriverCall(
+        &driver, absl::StatusCode::kUnknown,
+        [&] {
+          world.reset();
+          world = std::make_unique<World>(&driver, Budget());
+        },
+        [&] { return operation.run(world.get()); },
+        [&](const absl::Status&, bool) {
+          world->Check();
+          ClaimIn(world->ledger.get(), world->other, Bytes(0), Pages(40));
+          EXPECT_TRUE(world->balloon->Sync().ok());
+          EXPECT_EQ(
+              ClaimIn(world->ledger.get(), world->other, Bytes(0), Pages(40)),
+              Pages(40));
+          world->Check();
+        });
+  }
+  for (const std::string& leak : host->Leaks()) ADD_FAILURE() << leak;
 }
 
 TEST_F(MemoryBalloonTest, ClaimsAhead) {

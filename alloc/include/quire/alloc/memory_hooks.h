@@ -87,8 +87,8 @@ class MemoryHooks {
   // nothing left to wait for. Gives up memory of the program's own (releases
   // ranges, frees allocations, raises a limit) and returns how much: if that is
   // not 0, the search is made again, kOutOfMemoryRounds times at most. Not
-  // called for more than a limit allows in any case, nor for what is short
-  // inside a hook.
+  // called for more than a limit allows, unless the hooks are a LimitRaiser who
+  // may raise it so far, nor for what is short inside a hook.
   virtual Bytes OnOutOfMemory(const OutOfMemoryVerdict& /*verdict*/) {
     return Bytes(0);
   }

@@ -4,9 +4,9 @@
 // The limit of the memory is what is claimed. Growth is asked for
 //   - by Sync, so that `claim_ahead` can always be had: call it once per step;
 //   - under pressure, by the thread that causes it;
-//   - when a commit runs short, for what it lacks (MemoryHooks);
-//   - by EnsureRoom, before what cannot ask hooks: an admission to a KvCache, a
-//     request that is larger than all that is claimed.
+//   - when a commit runs short, for what it lacks, also where that is more than
+//     all that is claimed (MemoryHooks, LimitRaiser);
+//   - by EnsureRoom, before what asks no hooks: an admission to a KvCache.
 // When others ask something back, Sync lowers the limit and has the reclaimers
 // give as much as is beyond it: parked KV regions, cached ranges. What is in
 // use stays: growth stops, and its pages go back as they are given up.
