@@ -139,7 +139,7 @@ absl::Status Scheduler::SeatOldest() {
     Request& oldest = waiting_.begin()->second;
     absl::Status status =
         running_.size() < options_.max_num_seqs
-            ? Seat(1)
+            ? SeatForStep(&oldest)
             : absl::ResourceExhaustedError("scheduler: all sequences run");
     if (status.ok()) break;
     if (absl::IsResourceExhausted(status) && MakeRoom(status)) continue;
@@ -148,6 +148,17 @@ absl::Status Scheduler::SeatOldest() {
     Forget(&oldest);
   }
   return absl::OkStatus();
+}
+
+// At once what the step may compute, so that it is mapped at once; where that
+// is more than there is, as little as will do: the step says what it needs.
+absl::Status Scheduler::SeatForStep(Request* oldest) {
+  absl::Status status =
+      Seat(std::min<uint64_t>(oldest->tokens, options_.max_num_batched_tokens));
+  if (!absl::IsResourceExhausted(status) || oldest->swapped ||
+      token_source_ != nullptr)
+    return status;
+  return Seat(1);
 }
 
 absl::Status Scheduler::Seat(uint64_t tokens) {

@@ -184,6 +184,8 @@ class Scheduler {
   // Moves the first waiting request to those that run, with at least `tokens`
   // tokens backed.
   absl::Status Seat(uint64_t tokens);
+  // The same for the oldest, which a step is about to compute.
+  absl::Status SeatForStep(Request* oldest);
   // Plans for those that run and backs the plan, preempting where it must.
   absl::StatusOr<Room> BackRunning();
   Room Plan();
