@@ -7,12 +7,14 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/kv_stress/attention_speed.h"
 #include "bench/kv_stress/bursts.h"
 #include "bench/kv_stress/report.h"
 #include "bench/option_checks.h"
@@ -32,6 +34,7 @@ struct Options {
   std::vector<uint32_t> layers_per_row = {1, 4, 36};
   std::vector<double> create_us;
   std::vector<std::string> burst_models;
+  std::optional<uint64_t> attention_rows;
   bool json = false;
 };
 
@@ -74,6 +77,11 @@ void AddOptions(CLI::App* app, Options* options) {
          "of the random requests each, three times over")
       ->delimiter(',')
       ->check(CLI::IsMember(models));
+  app->add_option("--attention-rows", options->attention_rows,
+                  "Measures on this machine how long attention of a decode\n"
+                  "step takes over so many tokens in each cache; 0: does not\n"
+                  "[512 with --model, else 0]")
+      ->check(NumberBetween(0, 1 << 20));
   app->add_flag("--json", options->json,
                 "Print JSON, with one object for each cache");
 }
@@ -131,8 +139,17 @@ absl::Status Run(const Options& options) {
                      simulation, workload.requests));
   simulation.prefixes = !workload.requests.front().blocks.empty();
 
-  std::vector<SimulationResult> results;
-  for (const CacheKind& kind : kinds) {
+  std::vector<AttentionSpeed> speeds(kinds.size());
+  const uint64_t attention_rows =
+      options.attention_rows.value_or(options.serving.model.empty() ? 0 : 512);
+  if (attention_rows > 0) {
+    QUIRE_ASSIGN_OR_RETURN(
+        speeds, MeasureAttention(simulation.model, simulation.dtype, kinds,
+                                 attention_rows));
+  }
+  std::vector<StressResult> results;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const CacheKind& kind = kinds[i];
     for (const double create_us : options.create_us.empty()
                                       ? costs.create_page_us()
                                       : options.create_us) {
@@ -143,7 +160,7 @@ absl::Status Run(const Options& options) {
             result.status().code(),
             absl::StrCat(kind.name, ": ",
                          std::string(result.status().message())));
-      results.push_back(*std::move(result));
+      results.push_back({*std::move(result), speeds[i]});
     }
   }
   if (!options.json) {
@@ -171,7 +188,7 @@ absl::Status Run(const Options& options) {
   for (const CacheKind& kind : kinds) {
     if (!kind.reason.empty()) json["choices"][kind.name] = kind.reason;
   }
-  for (const SimulationResult& result : results)
+  for (const StressResult& result : results)
     json["caches"].push_back(ResultToJson(result));
   std::cout << json.dump(2) << "\n";
   return absl::OkStatus();

@@ -1,5 +1,6 @@
 #include "bench/kv_stress/report.h"
 
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -102,21 +103,33 @@ std::vector<Row> Rows() {
 
 }  // namespace
 
-std::string FormatResults(const std::vector<SimulationResult>& results) {
+std::string FormatResults(const std::vector<StressResult>& results) {
   std::string text = absl::StrFormat("%-30s", "cache");
-  for (const SimulationResult& result : results)
-    absl::StrAppendFormat(&text, "%16s", result.cache);
+  for (const StressResult& result : results)
+    absl::StrAppendFormat(&text, "%16s", result.simulation.cache);
   text += "\n";
   for (const Row& row : Rows()) {
     absl::StrAppendFormat(&text, "%-30s", row.name);
-    for (const SimulationResult& result : results)
-      absl::StrAppendFormat(&text, "%16s", row.text(result));
+    for (const StressResult& result : results)
+      absl::StrAppendFormat(&text, "%16s", row.text(result.simulation));
     text += "\n";
   }
+  if (std::all_of(results.begin(), results.end(), [](const StressResult& r) {
+        return r.attention.microseconds == 0;
+      }))
+    return text;
+  absl::StrAppendFormat(&text, "%-30s", "attention of a step, us");
+  for (const StressResult& result : results)
+    absl::StrAppendFormat(&text, "%16.0f", result.attention.microseconds);
+  absl::StrAppendFormat(&text, "\n%-30s", "  of one layer a row's");
+  for (const StressResult& result : results)
+    absl::StrAppendFormat(&text, "%16.3f", result.attention.relative);
+  text += "\n";
   return text;
 }
 
-nlohmann::json ResultToJson(const SimulationResult& r) {
+nlohmann::json ResultToJson(const StressResult& result) {
+  const SimulationResult& r = result.simulation;
   return {{"cache", r.cache},
           {"create_page_us", r.create_page_us},
           {"requests_served", r.served},
@@ -151,7 +164,9 @@ nlohmann::json ResultToJson(const SimulationResult& r) {
           {"idle_needed_bytes", r.idle_needed.value()},
           {"idle_live_bytes", r.idle_live.value()},
           {"idle_footprint", IdleFootprint(r)},
-          {"idle_ratio", IdleRatio(r)}};
+          {"idle_ratio", IdleRatio(r)},
+          {"attention_us_per_step", result.attention.microseconds},
+          {"attention_relative_to_per_layer", result.attention.relative}};
 }
 
 std::string FormatBursts(Bytes kv_memory,

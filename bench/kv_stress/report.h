@@ -7,14 +7,21 @@
 #include <string>
 #include <vector>
 
+#include "bench/kv_stress/attention_speed.h"
 #include "bench/kv_stress/bursts.h"
 #include "bench/serving/simulation.h"
 
 namespace quire {
 
+// Of one kind of cache, at one cost of creating pages.
+struct StressResult {
+  SimulationResult simulation;
+  AttentionSpeed attention;  // 0: it was not measured
+};
+
 // A column for each result.
-std::string FormatResults(const std::vector<SimulationResult>& results);
-nlohmann::json ResultToJson(const SimulationResult& result);
+std::string FormatResults(const std::vector<StressResult>& results);
+nlohmann::json ResultToJson(const StressResult& result);
 
 // A row for each model, and the same as JSON.
 std::string FormatBursts(Bytes kv_memory,
