@@ -208,6 +208,8 @@ class KvCache::Impl {
     KvRegion* holder = nullptr;
     // The holder is parked and serves as the region of the prompt.
     bool adoptable = false;
+    // Others have begun with so many of its tokens, found or not.
+    uint64_t known = 0;
   };
   // Pages that a commit could take.
   struct Supply {
@@ -271,6 +273,9 @@ class KvCache::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   Taken OpenSlot(ParkedRegions::Entry entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // Of a sequence that was, and whose fence its region has.
+  void EndSequence(size_t slot)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   void CloseSlot(size_t slot, std::optional<uint64_t> stamp)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   void Dispose(std::unique_ptr<KvRegion> region)
@@ -301,6 +306,25 @@ class KvCache::Impl {
   void ReturnDropped() ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   absl::Status CheckGoingBack(const Sequence& sequence, uint64_t length) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Of a sequence that ends, and has dropped tokens of what it published: what
+  // the token behind that sees stays, where it is there, so that a prompt may
+  // continue it.
+  void KeepLastWindows(KvRegion* region)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  absl::StatusOr<PackedTail> TakeLastWindow(const KvRegion& region,
+                                            uint32_t group, uint64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // Sequences of these steps that have come to where they part from others, as
+  // they were found to do when they were admitted, leave a prefix there, before
+  // their windows leave it: it is where the next one will part.
+  void KeepBranches(std::span<const SequenceStep> steps)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  void SetBranch(KvRegion* region, uint64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  absl::Status KeepBranch(KvRegion* holder, uint64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // The most tokens that a layer with a window, or under the limit, keeps.
+  uint64_t LongestWindow() const;
   // No token of the region is in use any more. What is behind a gap is given
   // back under its fence.
   void Forget(KvRegion* region)
@@ -570,6 +594,8 @@ class KvCache::Impl {
   // Of Step: regions that need pages, and slots that need pages of their own.
   std::vector<Demand> demands_ ABSL_GUARDED_BY(operation_mutex_);
   std::vector<size_t> on_shared_pages_ ABSL_GUARDED_BY(operation_mutex_);
+  // Regions of sequences with a branch to come.
+  uint64_t branches_ ABSL_GUARDED_BY(operation_mutex_) = 0;
   // Null where there is no swap space. Destroyed after those who have blocks.
   std::unique_ptr<SwapSpace> swap_space_;
   StreamId copy_stream_;  // calls with it are made under state_mutex_
@@ -603,6 +629,8 @@ class KvCache::Impl {
   uint64_t prefix_tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t prefixes_evicted_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t tails_packed_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t windows_kept_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t branches_kept_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t forks_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t pages_unshared_ ABSL_GUARDED_BY(state_mutex_) = 0;
   uint64_t swaps_out_ ABSL_GUARDED_BY(state_mutex_) = 0;

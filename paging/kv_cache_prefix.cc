@@ -27,7 +27,7 @@ KvCache::Impl::PrefixHit KvCache::Impl::FindPrefix(
   if (tokens.empty()) return {};
   const PrefixIndex::Found found =
       index_.Match(tokens.first(tokens.size() - 1));
-  PrefixHit hit{found.tokens};
+  PrefixHit hit{.tokens = found.tokens, .known = found.known};
   for (const PrefixEntryId entry : found.exact) {
     KvRegion* const region = holders_.at(entry);
     if (region->parked() && IsWritableFrom(*region, found.tokens) &&
@@ -46,7 +46,9 @@ KvCache::Impl::PrefixHit KvCache::Impl::FindPrefix(
       hit.tokens -= hit.holder->KeepsAllTokens() ? hit.tokens % AlignedTokens()
                                                  : hit.tokens;
   }
-  if (hit.tokens == 0) return {};
+  if (hit.tokens == 0) return {.known = hit.known};
+  // Whoever shares the end of another one ends elsewhere.
+  if (found.at_end) index_.Touch(hit.holder->prefix());
   index_.Pin(hit.holder->prefix());
   return hit;
 }
@@ -88,6 +90,8 @@ void KvCache::Impl::ForgetPrefix(KvRegion* region) {
 void KvCache::Impl::CutPrefix(KvRegion* region) {
   if (region->prefix() == PrefixEntryId()) return;
   index_.Truncate(region->prefix(), TokensHeld(*region));
+  if (region->parked())
+    index_.Truncate(region->prefix(), index_.FoundTokensOf(region->prefix()));
   FreeLooseEnds(region);
   if (region->parked() && index_.TokensOf(region->prefix()) == 0) {
     ForgetPrefix(region);
@@ -213,7 +217,9 @@ absl::Status KvCache::Impl::CheckSharing() const {
       return absl::InternalError(absl::StrCat(
           "prefix ", region.prefix().value(), " does not lead to its region"));
     const uint64_t tokens = index_.TokensOf(region.prefix());
-    if (TokensHeld(region) < tokens || (region.parked() && tokens == 0))
+    if (TokensHeld(region) < tokens ||
+        (region.parked() &&
+         (tokens == 0 || index_.FoundTokensOf(region.prefix()) != tokens)))
       return absl::InternalError(
           absl::StrCat("prefix ", region.prefix().value(),
                        " is not backed for its ", tokens, " tokens"));

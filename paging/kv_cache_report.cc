@@ -148,6 +148,8 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
   statistics.prefixes_evicted = prefixes_evicted_;
   statistics.packed_tails = bytes(tails_.pages().value());
   statistics.tails_packed = tails_packed_;
+  statistics.windows_kept = windows_kept_;
+  statistics.branches_kept = branches_kept_;
   statistics.forks = forks_;
   statistics.pages_unshared = pages_unshared_;
   return statistics;

@@ -157,6 +157,17 @@ KvCache::Impl::Taken KvCache::Impl::OpenSlot(ParkedRegions::Entry entry) {
   return {slot, entry.stamp, region};
 }
 
+void KvCache::Impl::EndSequence(size_t slot) {
+  KvRegion* const region = sequences_[slot].region.get();
+  KeepLastWindows(region);
+  if (options_.eager_reclaim) {
+    Forget(region);
+    // A refusal is the region's damage: it is not parked.
+    GiveBack(region, region->spare(), PagesOfPrefix(*region)).IgnoreError();
+  }
+  CloseSlot(slot, std::nullopt);
+}
+
 // A stamp says that the sequence never was: the region goes back to where it
 // stood, or, where it was reserved for the sequence, is released.
 void KvCache::Impl::CloseSlot(size_t slot, std::optional<uint64_t> stamp) {
@@ -168,9 +179,12 @@ void KvCache::Impl::CloseSlot(size_t slot, std::optional<uint64_t> stamp) {
   sequence.priority = 0;
   sequence.retain_until = UINT64_MAX;
   std::unique_ptr<KvRegion> region = std::move(sequence.region);
+  SetBranch(region.get(), 0);
   Forget(region.get());
   Modify(region.get(), [](KvRegion* r) { r->set_parked(true); });
   const PrefixEntryId prefix = region->prefix();
+  if (prefix != PrefixEntryId())
+    index_.Truncate(prefix, index_.FoundTokensOf(prefix));
   const bool keep = prefix != PrefixEntryId() && index_.TokensOf(prefix) > 0;
   if (!keep) ForgetPrefix(region.get());
   if (region->damaged() || stamp == uint64_t{0}) {
@@ -205,6 +219,7 @@ absl::Status KvCache::Impl::Step(std::span<const SequenceStep> steps) {
   waiting_.fetch_add(1, std::memory_order_relaxed);
   MutexLock operation(&operation_mutex_);
   waiting_.fetch_sub(1, std::memory_order_relaxed);
+  if (branches_ > 0) KeepBranches(steps);
   {
     MutexLock lock(&state_mutex_);
     QUIRE_RETURN_IF_ERROR(Examine(steps));
@@ -318,12 +333,7 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
   KvRegion* const region = sequence.region.get();
   QUIRE_RETURN_IF_ERROR(region->SetFence(fence));
   if (sequence.swapped) EndSwap(&sequence, MappedPages(*region));
-  if (options_.eager_reclaim) {
-    Forget(region);
-    // A refusal is the region's damage: it is not parked.
-    GiveBack(region, region->spare(), PagesOfPrefix(*region)).IgnoreError();
-  }
-  CloseSlot(*slot, std::nullopt);
+  EndSequence(*slot);
   return absl::OkStatus();
 }
 

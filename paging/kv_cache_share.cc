@@ -104,6 +104,11 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
   }
   if (share) HoldLike(*hit.holder, hit.tokens, taken->region);
   if (taken->stamp != 0) ++adoptions_;
+  // Where it has computed a window more than it finds, it pays to keep one.
+  if (!KeepsAllTokens() && options.stream != StreamId() &&
+      options.stream == options_.stream &&
+      hit.known >= SaturatingAdd(hit.tokens, LongestWindow()))
+    SetBranch(taken->region, hit.known);
   ++prompts_;
   prompt_tokens_ += length;
   prefix_hits_ += hit.tokens > 0 ? 1 : 0;
@@ -121,7 +126,8 @@ void KvCache::Impl::HoldLike(const KvRegion& holder, uint64_t tokens,
                              KvRegion* target) {
   if (holder.prefix() == PrefixEntryId()) return;
   const PrefixEntryId prefix = index_.AddLike(holder.prefix());
-  index_.Truncate(prefix, std::min(tokens, target->WholeTokens()));
+  index_.Truncate(prefix, tokens);
+  index_.Limit(prefix, target->WholeTokens());
   SetPrefix(target, prefix);
 }
 
@@ -145,9 +151,8 @@ absl::Status KvCache::Impl::Publish(SequenceId id,
     index_.SetPriority(region->prefix(), sequence.priority,
                        sequence.retain_until);
   }
-  index_.Extend(region->prefix(),
-                tokens.first(static_cast<size_t>(
-                    std::min<uint64_t>(tokens.size(), region->WholeTokens()))));
+  index_.Limit(region->prefix(), region->WholeTokens());
+  index_.Extend(region->prefix(), tokens);
   return absl::OkStatus();
 }
 
@@ -264,15 +269,16 @@ void KvCache::Impl::AppendRows(const KvRegion& holder, const KvRegion& target,
                                std::vector<RowCopy>* copies) const {
   const uint64_t page = geometry_.page_size().value();
   const PackedTail* const tail = FindTail(holder, group);
-  const uint64_t start =
+  const uint64_t held =
       tail == nullptr ? to : std::min(tail->slot.value() * page, to);
-  if (from < start)
+  if (from < held)
     copies->push_back({AddressOf(target, group, from),
-                       AddressOf(holder, group, from), Bytes(start - from)});
-  if (tail == nullptr) return;
+                       AddressOf(holder, group, from), Bytes(held - from)});
+  if (tail == nullptr || to <= tail->begin.value()) return;
+  const uint64_t begin = tail->begin.value();
   for (const TailStore::Place& place :
-       tails_.PlacesOf(tail->tail, SaturatingSubtract(from, start), to - start))
-    copies->push_back({AddressOf(target, group, start + place.from),
+       tails_.PlacesOf(tail->tail, SaturatingSubtract(from, begin), to - begin))
+    copies->push_back({AddressOf(target, group, begin + place.from),
                        place.address, place.size});
 }
 

@@ -91,14 +91,17 @@ bool KvCache::Impl::Pack(std::span<const LooseTail> loose) {
               AddressOf(*region, group, slot.value() * page + place.from),
               place.size, tail_stream_);
       }
-      packed.push_back({group, slot, *std::move(tail)});
+      packed.push_back(
+          {group, slot, Bytes(slot.value() * page), *std::move(tail)});
     } else {
       auto own = tails_.TakeOver(
-          memory_->PageAt(region->range(),
-                          Plus(geometry_.FirstPage(group), slot)),
-          size);
+          std::vector{memory_->PageAt(region->range(),
+                                      Plus(geometry_.FirstPage(group), slot))},
+          0, size, Fence());
       status.Update(own.status());
-      if (own.ok()) packed.push_back({group, slot, *std::move(own)});
+      if (own.ok())
+        packed.push_back(
+            {group, slot, Bytes(slot.value() * page), *std::move(own)});
     }
     if (!status.ok()) break;
   }
@@ -168,7 +171,7 @@ uint64_t KvCache::Impl::TokensHeld(const KvRegion& region) const {
     uint64_t bytes = pages.value() * geometry_.page_size().value();
     const PackedTail* const tail = FindTail(region, group);
     if (tail != nullptr && tail->slot == pages)
-      bytes += tail->tail.size.value();
+      bytes = tail->begin.value() + tail->tail.size.value();
     held = std::min(held, bytes / geometry_.layout().RowBytes(group).value());
   }
   return held;
@@ -179,12 +182,9 @@ absl::Status KvCache::Impl::UnpackTails(KvRegion* region, StreamId stream) {
   {
     MutexLock lock(&state_mutex_);
     if (region->packed().empty()) return absl::OkStatus();
-    const uint64_t page = geometry_.page_size().value();
-    for (const PackedTail& tail : region->packed()) {
-      const uint64_t from = tail.slot.value() * page;
-      AppendRows(*region, *region, tail.group, from,
-                 from + tail.tail.size.value(), &copies);
-    }
+    for (const PackedTail& tail : region->packed())
+      AppendRows(*region, *region, tail.group, tail.begin.value(),
+                 tail.begin.value() + tail.tail.size.value(), &copies);
   }
   const absl::Status status = QueueCopies(copies, region, region, stream);
   MutexLock lock(&state_mutex_);

@@ -407,7 +407,7 @@ TEST_P(KvCacheWholeModelTest, EverySequenceHasTheRowsThatItsTokensHave) {
   EXPECT_GT(statistics.forks, 5u);
   EXPECT_GT(statistics.swaps_in, 5u);
   EXPECT_GT(world.sleeps(), 2u);
-  EXPECT_GT(world.resumed(), 2u);
+  EXPECT_GT(world.resumed(), 1u);
 }
 
 TEST_P(KvCacheWholeModelTest, AlsoWithOtherSeeds) {

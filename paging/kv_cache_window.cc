@@ -46,13 +46,17 @@ absl::Status KvCache::Impl::DropBehindWindows(Sequence* sequence,
     return CheckGoingBack(*sequence, SaturatingSubtract(length, 1));
   // What was admitted is yet to be computed.
   if (!sequence->stepped && length == sequence->length) return absl::OkStatus();
-  const uint64_t next = std::min(sequence->length + 1, length);
+  uint64_t next = std::min(sequence->length + 1, length);
+  // A prompt may continue what was published, at the end of a block.
+  if (region->prefix() != PrefixEntryId())
+    next = std::min(
+        next, sequence->length - sequence->length % index_.block_tokens() + 1);
   if (next < region->drop_at() || sequence->batch == batch_)
     return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(region->SetFence(batch_fence_));
+  QUIRE_RETURN_IF_ERROR(region->SetOlderFence(batch_fence_));
   Modify(region, [&](KvRegion* r) { r->DropBehind(next); });
   if (region->prefix() != PrefixEntryId())
-    index_.Truncate(region->prefix(), region->WholeTokens());
+    index_.Limit(region->prefix(), region->WholeTokens());
   if (!options_.eager_reclaim) return absl::OkStatus();
   if (options_.page_ahead.max_steps > 0) {
     dropped_ = true;
@@ -76,6 +80,117 @@ void KvCache::Impl::ReturnDropped() {
       dropped_ = true;
     }
   }
+}
+
+uint64_t KvCache::Impl::LongestWindow() const {
+  uint64_t longest = 0;
+  for (uint32_t kind = 0; kind < geometry_.layout().kinds().size(); ++kind)
+    longest = std::max(longest, bare_.kept_kind(kind).window);
+  return longest;
+}
+
+void KvCache::Impl::SetBranch(KvRegion* region, uint64_t tokens) {
+  branches_ -= region->branch() > 0 ? 1 : 0;
+  branches_ += tokens > 0 ? 1 : 0;
+  region->set_branch(tokens);
+}
+
+void KvCache::Impl::KeepBranches(std::span<const SequenceStep> steps) {
+  for (const SequenceStep& step : steps) {
+    KvRegion* region = nullptr;
+    uint64_t branch = 0;
+    {
+      MutexLock lock(&state_mutex_);
+      const auto slot = FindResident(step.sequence);
+      if (!slot) continue;
+      region = sequences_[*slot].region.get();
+      branch = region->branch();
+      // What was published is computed.
+      if (branch == 0 || region->prefix() == PrefixEntryId() ||
+          index_.TokensOf(region->prefix()) < branch)
+        continue;
+      SetBranch(region, 0);
+      if (!region->CanGoBackTo(branch)) continue;
+    }
+    // Where memory or sequences are short, there is none: nobody counts on it.
+    KeepBranch(region, branch).IgnoreError();
+  }
+}
+
+// A fork that ends at once.
+absl::Status KvCache::Impl::KeepBranch(KvRegion* holder, uint64_t tokens) {
+  QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeEmptyRegion());
+  {
+    MutexLock lock(&state_mutex_);
+    taken.region->SetLimit(options_.limit);
+  }
+  absl::Status status =
+      ShareRows(holder, taken.region, {tokens, tokens, tokens + 1},
+                options_.headroom, options_.stream);
+  MutexLock lock(&state_mutex_);
+  if (!status.ok()) {
+    CloseSlot(taken.slot, taken.stamp);
+    return status;
+  }
+  HoldLike(*holder, tokens, taken.region);
+  EndSequence(taken.slot);
+  ++branches_kept_;
+  return status;
+}
+
+// The pages of the window lie in the store, too, before the region gives them
+// up: nothing is copied, and nobody waits.
+void KvCache::Impl::KeepLastWindows(KvRegion* region) {
+  const PrefixEntryId prefix = region->prefix();
+  if (prefix == PrefixEntryId() || index_.TokensOf(prefix) == 0) return;
+  const uint64_t tokens = index_.TokensOf(prefix);
+  bool gaps = false;
+  for (uint32_t group = 0; group < geometry_.layout().groups(); ++group)
+    gaps |= !region->Gap(group).count.zero();
+  if (!gaps) {
+    // What was behind the windows is there, and stays.
+    index_.Limit(prefix, UINT64_MAX);
+    return;
+  }
+  if (region->damaged() || !region->CanGoBackTo(tokens)) return;
+  std::vector<PackedTail> windows;
+  for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
+    if (region->Gap(group).count.zero()) continue;
+    absl::StatusOr<PackedTail> window = TakeLastWindow(*region, group, tokens);
+    if (!window.ok()) {
+      for (const PackedTail& taken : windows) tails_.Free(taken.tail);
+      return;
+    }
+    windows.push_back(*std::move(window));
+  }
+  // What cools under the region must not come back to it: it is the store's.
+  if (region->fence() != Fence())
+    region->AddCooling(region->fence(), /*shared=*/true);
+  region->set_packed(std::move(windows));
+  index_.KeepEnd(prefix);
+  ++windows_kept_;
+}
+
+absl::StatusOr<PackedTail> KvCache::Impl::TakeLastWindow(const KvRegion& region,
+                                                         uint32_t group,
+                                                         uint64_t tokens) {
+  const KvLayout& layout = geometry_.layout();
+  const uint64_t row = layout.RowBytes(group).value();
+  const uint64_t page = geometry_.page_size().value();
+  const uint64_t first =
+      KeptTokens(region.kept_kind(layout.GroupKind(group)), tokens + 1).first;
+  const PageCount sinks = region.Gap(group).first;
+  const uint64_t chunk = tails_.chunk_size().value();
+  const uint64_t begin = first * row / chunk * chunk;
+  const uint64_t end = tokens * row;
+  std::vector<PageHandle> pages;
+  for (uint64_t slot = begin / page; slot * page < end; ++slot)
+    pages.push_back(memory_->PageAt(
+        region.range(), Plus(geometry_.FirstPage(group), PageCount(slot))));
+  QUIRE_ASSIGN_OR_RETURN(
+      TailStore::Tail tail,
+      tails_.TakeOver(pages, begin % page, Bytes(end - begin), region.fence()));
+  return PackedTail{group, sinks, Bytes(begin), std::move(tail)};
 }
 
 void KvCache::Impl::Forget(KvRegion* region) {

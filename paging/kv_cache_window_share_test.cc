@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "alloc/testing/fault_sweep.h"
 #include "paging/kv_cache_share_testing.h"
 
 namespace quire {
@@ -109,7 +112,8 @@ TEST_F(KvCacheWindowShareTest, WhatWasDroppedIsNotFound) {
   EXPECT_EQ(other.cached_tokens, 48u);
   EXPECT_TRUE(cache_->Shrink(other.sequence, 0, Fence()).ok());
   Release(cache_.get(), other.sequence);
-  Decode(id, &text, 56);
+  // Up to the end of a block, where a prompt may go on, everything stays.
+  Decode(id, &text, 57);
   EXPECT_TRUE(cache_->Publish(id, text).ok());
   EXPECT_EQ(Prompt(text).cached_tokens, 0u);
   Release(cache_.get(), id);
@@ -140,6 +144,177 @@ TEST_F(KvCacheWindowShareTest, NobodyGoesBackBehindWhatWasCached) {
             absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(cache_->Shrink(first, 150, Fence()).ok());
   EXPECT_TRUE(cache_->CheckInvariants().ok()) << cache_->CheckInvariants();
+}
+
+// The next question of a conversation that has outgrown the window.
+TEST_F(KvCacheWindowShareTest, AConversationGoesOnWhereItEnded) {
+  for (const uint64_t sinks : {0, 20}) {
+    cache_.reset();
+    Make(sinks);
+    Tokens text = TokensFrom(0, 30);
+    for (int turn = 1; turn <= 4; ++turn) {
+      const PromptAdmission admission = Prompt(text);
+      // All whole blocks of what was there.
+      EXPECT_EQ(admission.cached_tokens,
+                turn == 1 ? 0u : (turn - 1) * 120 / 8 * 8);
+      Decode(admission.sequence, &text, 120 * turn - 7);
+      EXPECT_TRUE(cache_->Publish(admission.sequence, text).ok());
+      Decode(admission.sequence, &text, 120 * turn);
+      EXPECT_TRUE(cache_->Publish(admission.sequence, text).ok());
+      Release(cache_.get(), admission.sequence);
+      EXPECT_EQ(cache_->GetStatistics().windows_kept,
+                static_cast<uint64_t>(turn));
+      text = Concat(text, TokensFrom(1000 * turn, 10));
+    }
+    // A beginning that is none of the ends is found as far as the sinks go.
+    EXPECT_EQ(Prompt(TokensFrom(0, 29)).cached_tokens, sinks == 0 ? 0u : 24u);
+  }
+}
+
+// 144 tokens: nine full pages of the layers without a window, and of the others
+// tokens 105 to 143.
+TEST_F(KvCacheWindowShareTest, ALastWindowTakesWhatItHasOfItsPages) {
+  Make(0);
+  Tokens text = TokensFrom(0, 30);
+  const SequenceId id = Prompt(text).sequence;
+  Decode(id, &text, 144);
+  EXPECT_TRUE(cache_->Publish(id, text).ok());
+  Release(cache_.get(), id);
+  EXPECT_EQ(device_.live_pages(), 9u + 3u);
+  EXPECT_EQ(cache_->GetStatistics().packed_tails, KiB(4 * 3));
+  EXPECT_EQ(cache_->GetStatistics().reclaimable, KiB(4 * 12));
+  // Somebody needs nearly all memory: it goes as one, and nothing is found.
+  Taker taker(&device_, 100);
+  ASSERT_TRUE(taker.Take(95).ok());
+  EXPECT_TRUE(cache_->CheckInvariants().ok()) << cache_->CheckInvariants();
+  EXPECT_EQ(cache_->GetStatistics().packed_tails, Bytes(0));
+  taker.GiveBack();
+  EXPECT_EQ(Prompt(text).cached_tokens, 0u);
+}
+
+// A kernel of the sequence that ended still reads what is behind its last
+// window, on pages of which the window leaves room.
+TEST_F(KvCacheWindowShareTest, LateKernelsReadWhatIsBehindALastWindow) {
+  Make(0);
+  Tokens text = TokensFrom(0, 30);
+  const SequenceId id = Prompt(text).sequence;
+  Decode(id, &text, 144);
+  EXPECT_TRUE(cache_->Publish(id, text).ok());
+  std::atomic<bool> right = false;
+  const TokenRows rows(*cache_, id);
+  const Fence late =
+      device_.LaunchLate(stream_, std::chrono::milliseconds(2),
+                         [&] { right = rows.FirstWrong(text, 143) == 144; });
+  Release(cache_.get(), id, late);
+  // Others begin, end, and are packed beside it meanwhile.
+  for (int i = 1; i < 12; ++i) {
+    const SequenceId other = *cache_->Admit(20, KvTokenLimit{.max_tokens = 0});
+    WriteAndPublish(cache_.get(), other, TokensFrom(1000 * i, 20));
+    Release(cache_.get(), other);
+  }
+  Taker taker(&device_, 100);
+  ASSERT_TRUE(taker.Take(80).ok());
+  EXPECT_TRUE(cache_->CheckInvariants().ok()) << cache_->CheckInvariants();
+  EXPECT_TRUE(device_.driver()->SynchronizeStream(stream_).ok());
+  EXPECT_TRUE(right);
+}
+
+// A prompt is given copies of rows, on a stream that stands still, and the next
+// step of who has them drops their pages.
+TEST_F(KvCacheWindowShareTest, WhatIsBeingCopiedIsNotDroppedBefore) {
+  Make(0);
+  const Tokens text = TokensFrom(0, 100);
+  const SequenceId holder = Prompt(text).sequence;
+  BlockedStream blocked(device_.driver());
+  const Tokens beginning = Concat(TokensFrom(0, 48), {7});
+  const PromptAdmission admission =
+      AdmitPrompt(cache_.get(), beginning, {.stream = blocked.stream()});
+  EXPECT_EQ(admission.cached_tokens, 48u);
+  // This batch has ended long since.
+  cache_->EndBatch(Fence());
+  ASSERT_TRUE(Step(cache_.get(), holder, 101).ok());
+  EXPECT_EQ(device_.cooling_pages(), 3u);
+  blocked.Unblock();
+  EXPECT_EQ(
+      TokenRows(*cache_, admission.sequence).FirstWrong(TokensFrom(0, 48)),
+      48u);
+  Release(cache_.get(), admission.sequence);
+  Release(cache_.get(), holder);
+}
+
+// The region of a sequence that ended is taken again while its kernels run: the
+// pages of its last window are the store's.
+TEST_F(KvCacheWindowShareTest, ARegionTakenAgainLeavesTheLastWindowAlone) {
+  Make(0);
+  Tokens text = TokensFrom(0, 30);
+  const SequenceId id = Prompt(text).sequence;
+  Decode(id, &text, 144);
+  EXPECT_TRUE(cache_->Publish(id, text).ok());
+  const Fence late =
+      device_.LaunchLate(stream_, std::chrono::milliseconds(2), [] {});
+  Release(cache_.get(), id, late);
+  for (int i = 0; i < 3; ++i) {
+    const Tokens other = TokensFrom(5000 * (i + 1), 144);
+    const SequenceId next = *cache_->Admit(144);
+    TokenRows(*cache_, next).Write(other, 0);
+    Release(cache_.get(), next, late);
+  }
+  // Its rows are checked.
+  EXPECT_EQ(Prompt(Concat(text, {1, 2})).cached_tokens, 144u);
+}
+
+// Prompts with a beginning in common that no sequence ends with: the second
+// shows where it ends, and leaves a window there for all that follow.
+TEST_F(KvCacheWindowShareTest, WhereSequencesPartAWindowIsKept) {
+  Make(0);
+  const Tokens common = TokensFrom(0, 100);
+  for (int i = 1; i <= 4; ++i) {
+    Tokens text = Concat(common, TokensFrom(1000 * i, 20));
+    const PromptAdmission admission = Prompt(text);
+    EXPECT_EQ(admission.cached_tokens, i < 3 ? 0u : 96u);
+    Decode(admission.sequence, &text, 200);
+    EXPECT_TRUE(cache_->Publish(admission.sequence, text).ok());
+    EXPECT_EQ(cache_->GetStatistics().branches_kept, i == 1 ? 0u : 1u);
+    Release(cache_.get(), admission.sequence);
+  }
+}
+
+// A sequence comes to where it parts from another one, drops what is behind its
+// window, and ends. What the driver refuses of that costs what would be kept
+// for prompts at most.
+TEST_F(KvCacheWindowShareTest, WhatTheDriverRefusesIsNotKept) {
+  const Tokens common = TokensFrom(0, 100);
+  const Tokens text = Concat(common, TokensFrom(2000, 60));
+  SequenceId id;
+  FailEachDriverCall(
+      device_.driver(), absl::StatusCode::kUnknown,
+      [&] {
+        cache_.reset();
+        Make(20);
+        Tokens first = Concat(common, TokensFrom(1000, 20));
+        const SequenceId parted = Prompt(first).sequence;
+        Decode(parted, &first, 200);
+        EXPECT_TRUE(cache_->Publish(parted, first).ok());
+        Release(cache_.get(), parted);
+        id = Prompt(text).sequence;
+      },
+      [&] {
+        cache_->EndBatch(Fence());
+        const SequenceStep step = {id, text.size() + 1};
+        const absl::Status status = cache_->Step(std::span(&step, 1));
+        return status.ok() ? cache_->Release(id, Fence()) : status;
+      },
+      [&](const absl::Status& status, bool) {
+        if (!status.ok()) Release(cache_.get(), id);
+        EXPECT_TRUE(cache_->CheckInvariants().ok())
+            << cache_->CheckInvariants();
+        EXPECT_TRUE(device_.memory()->CheckInvariants().ok())
+            << device_.memory()->CheckInvariants();
+        const PromptAdmission next =
+            Prompt(Concat(common, TokensFrom(3000, 30)));
+        EXPECT_TRUE(next.cached_tokens == 96 || next.cached_tokens == 32)
+            << next.cached_tokens;
+      });
 }
 
 TEST_F(KvCacheWindowShareTest, WithoutAStreamNothingIsShared) {

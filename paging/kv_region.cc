@@ -340,6 +340,20 @@ absl::Status KvRegion::SetFence(const Fence& fence) {
   return absl::OkStatus();
 }
 
+absl::Status KvRegion::SetOlderFence(const Fence& fence) {
+  const absl::StatusOr<bool> copied = readers_.IsComplete();
+  if (copied.ok() && *copied) {
+    readers_ = Fence();
+  } else if (IsOnStreams(fence, readers_.streams())) {
+    fence_ = readers_;
+    return absl::OkStatus();
+  }
+  QUIRE_RETURN_IF_ERROR(readers_.Wait());
+  fence_ = fence;
+  readers_ = Fence();
+  return absl::OkStatus();
+}
+
 void KvRegion::AddCooling(const Fence& fence, bool shared) {
   std::erase_if(cooling_, [&](const Fence& old) {
     return IsOnStreams(old, fence.streams());

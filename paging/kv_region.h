@@ -229,6 +229,8 @@ class KvRegion {
   // waited for where the streams of `fence` do not tell. An error of that
   // changes nothing.
   absl::Status SetFence(const Fence& fence);
+  // The same with a fence that is older than those copies may be.
+  absl::Status SetOlderFence(const Fence& fence);
 
   // Pages were given back under a fence that may not be complete; `shared`:
   // others have some of them.
@@ -248,6 +250,10 @@ class KvRegion {
   // Whose rows are known by their tokens: none, or an entry of the index.
   PrefixEntryId prefix() const { return prefix_; }
   void set_prefix(PrefixEntryId prefix) { prefix_ = prefix; }
+  // Tokens after which the sequence parts from others; 0: nothing is known of
+  // that, or it is past.
+  uint64_t branch() const { return branch_; }
+  void set_branch(uint64_t tokens) { branch_ = tokens; }
   // Rows of the prefix that lie in the tail store, at most one tail a group:
   // only parked regions have any.
   std::span<const PackedTail> packed() const { return packed_; }
@@ -307,6 +313,7 @@ class KvRegion {
   std::vector<Fence> cooling_;
   bool unsharing_ = false;
   PrefixEntryId prefix_;
+  uint64_t branch_ = 0;
   std::vector<PackedTail> packed_;
 };
 

@@ -26,14 +26,17 @@ PrefixEntryId PrefixIndex::Add() {
   const PrefixEntryId id(next_entry_++);
   Entry& entry = entries_[id];
   entry.end = &root_;
+  entry.whole_end = &root_;
   entry.stamp = next_stamp_++;
   root_.ends.push_back(id);
+  root_.whole_ends.push_back(id);
   return id;
 }
 
 PrefixEntryId PrefixIndex::AddLike(PrefixEntryId like) {
   const PrefixEntryId id = Add();
   const Entry model = At(like);
+  At(id).limit = model.limit;
   MoveEnd(id, model.end);
   SetPriority(id, model.priority, model.until);
   return id;
@@ -42,6 +45,7 @@ PrefixEntryId PrefixIndex::AddLike(PrefixEntryId like) {
 void PrefixIndex::Remove(PrefixEntryId id) {
   MoveEnd(id, &root_);
   std::erase(root_.ends, id);
+  std::erase(root_.whole_ends, id);
   const Entry& entry = At(id);
   if (entry.pins == 0) order_.erase(PlaceOf(id, entry));
   expiring_.erase({entry.until, id});
@@ -52,6 +56,19 @@ void PrefixIndex::Remove(PrefixEntryId id) {
 uint64_t PrefixIndex::TokensOf(PrefixEntryId id) const {
   return At(id).end->depth * options_.block_tokens;
 }
+
+uint64_t PrefixIndex::FoundTokensOf(PrefixEntryId id) const {
+  const Entry& entry = At(id);
+  return (entry.end_kept ? entry.end : entry.whole_end)->depth *
+         options_.block_tokens;
+}
+
+void PrefixIndex::Limit(PrefixEntryId id, uint64_t tokens) {
+  At(id).limit = tokens / options_.block_tokens;
+  PlaceWholeEnd(id);
+}
+
+void PrefixIndex::KeepEnd(PrefixEntryId id) { At(id).end_kept = true; }
 
 void PrefixIndex::Extend(PrefixEntryId id, std::span<const int32_t> tokens) {
   const size_t block_tokens = options_.block_tokens;
@@ -91,10 +108,29 @@ PrefixIndex::Found PrefixIndex::Match(std::span<const int32_t> tokens) const {
     if (below == nullptr) break;
     end = below;
   }
-  if (end == &root_) return {};
-  const Block* holder = end;
-  while (holder->ends.empty()) holder = holder->first_below;
-  return {end->depth * block_tokens, holder->ends.back(), end->ends};
+  Found found{.known = end->depth * block_tokens};
+  for (; end != &root_; end = end->above) {
+    found.tokens = end->depth * block_tokens;
+    if (end->holders > 0) {
+      for (const PrefixEntryId id : end->whole_ends)
+        if (At(id).end == end) found.exact.push_back(id);
+      const Block* holder = end;
+      while (holder->whole_ends.empty()) {
+        holder = holder->first_below;
+        while (holder->holders == 0) holder = holder->next;
+      }
+      found.holder = holder->whole_ends.back();
+      return found;
+    }
+    for (const PrefixEntryId id : end->ends) {
+      if (!At(id).end_kept) continue;
+      found.holder = id;
+      found.at_end = true;
+      return found;
+    }
+  }
+  found.tokens = 0;
+  return found;
 }
 
 // ---- The order of giving up -------------------------------------------------
@@ -202,8 +238,28 @@ void PrefixIndex::MoveEnd(PrefixEntryId id, Block* to) {
   std::erase(from->ends, id);
   to->ends.push_back(id);
   // The place of an entry follows from how much it holds.
-  Reorder(id, [&](Entry* entry) { entry->end = to; });
+  Reorder(id, [&](Entry* entry) {
+    entry->end = to;
+    entry->end_kept = false;
+  });
+  PlaceWholeEnd(id);
   Prune(from);
+}
+
+void PrefixIndex::PlaceWholeEnd(PrefixEntryId id) {
+  Entry& entry = At(id);
+  Block* const from = entry.whole_end;
+  Block* to = entry.end;
+  while (to->depth > entry.limit) to = to->above;
+  if (from == to) return;
+  // Both lie on one way to the root.
+  for (Block* block = to; block->depth > from->depth; block = block->above)
+    ++block->holders;
+  for (Block* block = from; block->depth > to->depth; block = block->above)
+    --block->holders;
+  std::erase(from->whole_ends, id);
+  to->whole_ends.push_back(id);
+  entry.whole_end = to;
 }
 
 void PrefixIndex::Prune(Block* block) {
@@ -222,8 +278,28 @@ void PrefixIndex::Prune(Block* block) {
 
 absl::Status PrefixIndex::CheckInvariants() const {
   size_t ends = root_.ends.size();
+  size_t whole_ends = root_.whole_ends.size();
+  absl::flat_hash_map<const Block*, uint64_t> holders;
+  for (const auto& [id, entry] : entries_) {
+    for (const Block* block = entry.whole_end; block != &root_;
+         block = block->above)
+      ++holders[block];
+    const Block* whole = entry.end;
+    while (whole->depth > entry.limit) whole = whole->above;
+    if (entry.whole_end != whole ||
+        std::count(whole->whole_ends.begin(), whole->whole_ends.end(), id) != 1)
+      return absl::InternalError(
+          absl::StrCat("prefix index: entry ", id.value(),
+                       " is not whole up to depth ", whole->depth));
+  }
   for (const auto& [hash, block] : blocks_) {
     ends += block->ends.size();
+    whole_ends += block->whole_ends.size();
+    const auto counted = holders.find(block.get());
+    if (block->holders != (counted == holders.end() ? 0 : counted->second))
+      return absl::InternalError(absl::StrCat("prefix index: a block at depth ",
+                                              block->depth, " counts ",
+                                              block->holders, " holders"));
     if (block->hash != hash || block->tokens.size() != options_.block_tokens ||
         block->depth != block->above->depth + 1)
       return absl::InternalError(absl::StrCat("prefix index: a block at depth ",
@@ -270,8 +346,8 @@ absl::Status PrefixIndex::CheckInvariants() const {
     return absl::InternalError(absl::StrCat("prefix index: ", expected,
                                             " entries are expected, kept ",
                                             turns_.size()));
-  if (ends != entries_.size() || unpinned != order_.size() ||
-      expiring != expiring_.size())
+  if (ends != entries_.size() || whole_ends != entries_.size() ||
+      unpinned != order_.size() || expiring != expiring_.size())
     return absl::InternalError(absl::StrCat(
         "prefix index: counted ", ends, " ends, ", unpinned,
         " entries to give up and ", expiring, " ending priorities; kept ",

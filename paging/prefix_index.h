@@ -10,6 +10,12 @@
 //   root -- [the system prompt] -- [question A] <- entry 1
 //                              \-- [question B] -- [answer B] <- entries 2, 3
 //
+// Where layers drop tokens, an entry may be *limited*: every layer has the rows
+// of its first tokens, and some of them no more. Its further tokens are known,
+// so that prompts show where they part from it, and it is found there only if
+// its *end is kept*: the rows that the next token sees, and no fewer tokens
+// than all that it has.
+//
 // Blocks are found by a keyed 128-bit hash of the hash above and their tokens.
 // The hash only finds: a block matches where its tokens and the block above it
 // are the same ones. Of two blocks with one hash the second is not indexed.
@@ -24,13 +30,13 @@
 // the caller at that time, since pages may be shared: one that gives none is
 // passed over.
 //
-// Invariant: a block without blocks below it is the end of an entry. So whoever
-// holds a block is found by going down, and no block keeps a list of all its
-// holders, which for a system prompt are all sequences.
+// Invariants: a block without blocks below it is the end of an entry; and each
+// block counts the entries that hold it whole, at its own end or below. So
+// whoever holds a block is found by going down, and no block keeps a list of
+// all its holders, which for a system prompt are all sequences.
 //
-// Costs: Match, Extend and Truncate O(tokens); Remove O(blocks that nobody else
-// holds); the rest O(log entries). Not thread-safe: the cache's state lock
-// guards it.
+// Costs: Match, Extend, Truncate, Limit and Remove O(tokens); the rest O(log
+// entries). Not thread-safe: the cache's state lock guards it.
 
 #ifndef QUIRE_PAGING_PREFIX_INDEX_H_
 #define QUIRE_PAGING_PREFIX_INDEX_H_
@@ -77,17 +83,28 @@ class PrefixIndex {
 
   // Tokens of the entry that are indexed: whole blocks.
   uint64_t TokensOf(PrefixEntryId entry) const;
+  // The most tokens for which it is found.
+  uint64_t FoundTokensOf(PrefixEntryId entry) const;
   // The entry holds `tokens`, the first of which, TokensOf(entry) many, are
   // known and not looked at again. Its last, incomplete block is left out.
   void Extend(PrefixEntryId entry, std::span<const int32_t> tokens);
   // The entry holds its first `tokens` tokens at most.
   void Truncate(PrefixEntryId entry, uint64_t tokens);
+  // Of its first `tokens` tokens all rows are there, of those behind them, now
+  // and later, not.
+  void Limit(PrefixEntryId entry, uint64_t tokens);
+  // The rows that the token behind its end sees are there, until it is extended
+  // or truncated.
+  void KeepEnd(PrefixEntryId entry);
 
   struct Found {
     uint64_t tokens = 0;   // whole blocks
     PrefixEntryId holder;  // of these and perhaps more; none for 0 tokens
-    // All that hold exactly these tokens.
+    // The holder's end, which is kept, and nothing whole.
+    bool at_end = false;
+    // All that hold exactly these tokens, as a whole.
     std::vector<PrefixEntryId> exact;
+    uint64_t known = 0;  // that entries begin with, found or not
   };
   // The longest known beginning of `tokens`. Changes nothing, order included.
   Found Match(std::span<const int32_t> tokens) const;
@@ -152,6 +169,9 @@ class PrefixIndex {
     Block* previous = nullptr;
     Block* next = nullptr;
     std::vector<PrefixEntryId> ends;
+    // Entries that are whole up to here and no further.
+    std::vector<PrefixEntryId> whole_ends;
+    uint64_t holders = 0;  // whole_ends here and below
   };
   // The order of giving up.
   struct Place {
@@ -163,6 +183,9 @@ class PrefixIndex {
   };
   struct Entry {
     Block* end;
+    Block* whole_end;             // min(end, limit)
+    uint64_t limit = UINT64_MAX;  // blocks
+    bool end_kept = false;
     uint32_t pins = 1;
     int32_t priority = 0;
     uint64_t until = UINT64_MAX;
@@ -194,6 +217,8 @@ class PrefixIndex {
   Block* AddBelow(Block* above, const Hash128& hash,
                   std::span<const int32_t> tokens);
   void MoveEnd(PrefixEntryId id, Block* to);
+  // The entry is whole as far as its end and its limit go.
+  void PlaceWholeEnd(PrefixEntryId id);
   // Drops the block, and those above it, that nobody holds any more.
   void Prune(Block* block);
 

@@ -154,6 +154,38 @@ TEST(PrefixIndexTest, APriorityEndsAtItsTime) {
   EXPECT_TRUE(index.CheckInvariants().ok()) << index.CheckInvariants();
 }
 
+// Of entries that have lost rows, their first tokens are found, and their end
+// where it is kept.
+TEST(PrefixIndexTest, WhatIsLimitedIsFoundAtItsBeginningAndAtItsEnd) {
+  PrefixIndex index(BlocksOf(1));
+  const PrefixEntryId a = Add(&index, {1, 2, 3, 4});
+  index.Limit(a, 1);
+  PrefixIndex::Found found = index.Match({{1, 2, 3, 4, 5}});
+  EXPECT_EQ(found.tokens, 1u);
+  EXPECT_EQ(found.known, 4u);
+  EXPECT_EQ(found.holder, a);
+  EXPECT_FALSE(found.at_end);
+  EXPECT_THAT(found.exact, IsEmpty());
+  EXPECT_EQ(index.FoundTokensOf(a), 1u);
+  index.KeepEnd(a);
+  found = index.Match({{1, 2, 3, 4, 5}});
+  EXPECT_EQ(found.tokens, 4u);
+  EXPECT_TRUE(found.at_end);
+  EXPECT_EQ(index.FoundTokensOf(a), 4u);
+  EXPECT_EQ(index.Match({{1, 2, 3}}).tokens, 1u);
+  // Who has it all is found first, and who parts from it shows where.
+  const PrefixEntryId b = Add(&index, {1, 2, 3, 4, 6});
+  EXPECT_EQ(index.Match({{1, 2, 3}}).holder, b);
+  EXPECT_FALSE(index.Match({{1, 2, 3, 4, 5}}).at_end);
+  index.Remove(b);
+  // An end that moves is kept no longer.
+  index.Extend(a, {{1, 2, 3, 4, 7}});
+  EXPECT_EQ(index.FoundTokensOf(a), 1u);
+  index.Limit(a, 9);
+  EXPECT_EQ(index.FoundTokensOf(a), 5u);
+  EXPECT_TRUE(index.CheckInvariants().ok()) << index.CheckInvariants();
+}
+
 TEST(PrefixIndexTest, WhatIsExpectedGoesLastAndTheLatestTurnFirst) {
   PrefixIndex index(BlocksOf(1));
   const PrefixEntryId a = Add(&index, {1, 5});
@@ -239,6 +271,8 @@ struct Shadow {
   uint64_t used = 0;
   uint64_t expected = 0;
   uint64_t turn = 0;
+  uint64_t limit = UINT64_MAX;
+  bool end_kept = false;
 };
 
 class PrefixIndexModelTest : public ::testing::TestWithParam<int> {};
@@ -282,13 +316,13 @@ TEST_P(PrefixIndexModelTest, AgreesWithAMapOfTokenVectors) {
             ? shadows.end()
             : std::next(shadows.begin(),
                         static_cast<std::ptrdiff_t>(below(shadows.size())));
-    switch (any == shadows.end() ? 0 : below(12)) {
+    switch (any == shadows.end() ? 0 : below(14)) {
       case 0: {
         if (shadows.size() == 40) break;
         const Tokens tokens = random_tokens();
         const PrefixEntryId id = index.Add();
         index.Extend(id, tokens);
-        shadows[id] = {whole(tokens), 1, 0, UINT64_MAX, ++uses, 0, 0};
+        shadows[id] = {.tokens = whole(tokens), .used = ++uses};
         break;
       }
       case 1:
@@ -300,7 +334,9 @@ TEST_P(PrefixIndexModelTest, AgreesWithAMapOfTokenVectors) {
         for (uint64_t more = below(8); more > 0; --more)
           tokens.push_back(static_cast<int32_t>(below(2)) - 1);
         index.Extend(any->first, tokens);
-        any->second.tokens = whole(tokens);
+        tokens = whole(tokens);
+        any->second.end_kept &= tokens.size() == any->second.tokens.size();
+        any->second.tokens = tokens;
         break;
       }
       case 3: {
@@ -309,9 +345,18 @@ TEST_P(PrefixIndexModelTest, AgreesWithAMapOfTokenVectors) {
         if (length < any->second.tokens.size()) {
           any->second.tokens.resize(length);
           any->second.tokens = whole(any->second.tokens);
+          any->second.end_kept = false;
         }
         break;
       }
+      case 12:
+        any->second.limit = below(2) == 0 ? UINT64_MAX : below(20);
+        index.Limit(any->first, any->second.limit);
+        break;
+      case 13:
+        index.KeepEnd(any->first);
+        any->second.end_kept = true;
+        break;
       case 4:
         index.Pin(any->first);
         ++any->second.pins;
@@ -359,17 +404,35 @@ TEST_P(PrefixIndexModelTest, AgreesWithAMapOfTokenVectors) {
     ASSERT_TRUE(index.CheckInvariants().ok()) << index.CheckInvariants();
 
     const Tokens prompt = random_tokens();
+    // What an entry has of a prompt: its first tokens, or all up to its end.
+    const auto found_whole = [&](const Shadow& shadow) {
+      return std::min(common(prompt, shadow.tokens),
+                      shadow.limit / kBlock * kBlock);
+    };
+    const auto found_at_end = [&](const Shadow& shadow) -> uint64_t {
+      const uint64_t size = shadow.tokens.size();
+      return shadow.end_kept && common(prompt, shadow.tokens) == size ? size
+                                                                      : 0;
+    };
     uint64_t longest = 0;
-    for (const auto& [id, shadow] : shadows)
-      longest = std::max(longest, common(prompt, shadow.tokens));
+    uint64_t longest_whole = 0;
+    uint64_t known = 0;
+    for (const auto& [id, shadow] : shadows) {
+      known = std::max(known, common(prompt, shadow.tokens));
+      longest_whole = std::max(longest_whole, found_whole(shadow));
+      longest = std::max({longest, longest_whole, found_at_end(shadow)});
+    }
     const PrefixIndex::Found found = index.Match(prompt);
     ASSERT_EQ(found.tokens, longest);
+    ASSERT_EQ(found.known, known);
+    ASSERT_EQ(found.at_end, longest > longest_whole);
     std::vector<PrefixEntryId> exact;
     if (longest > 0) {
-      ASSERT_EQ(common(prompt, shadows.at(found.holder).tokens), longest);
+      const Shadow& holder = shadows.at(found.holder);
+      ASSERT_EQ(found.at_end ? found_at_end(holder) : found_whole(holder),
+                longest);
       for (const auto& [id, shadow] : shadows) {
-        if (shadow.tokens.size() == longest &&
-            common(prompt, shadow.tokens) == longest)
+        if (shadow.tokens.size() == longest && found_whole(shadow) == longest)
           exact.push_back(id);
       }
     }
@@ -378,7 +441,12 @@ TEST_P(PrefixIndexModelTest, AgreesWithAMapOfTokenVectors) {
     // A victim gives as many pages as it has tokens, less 3.
     std::vector<std::pair<PrefixEntryId, Shadow>> unpinned;
     for (const auto& [id, shadow] : shadows) {
-      ASSERT_EQ(index.TokensOf(id), shadow.tokens.size());
+      const uint64_t size = shadow.tokens.size();
+      ASSERT_EQ(index.TokensOf(id), size);
+      ASSERT_EQ(index.FoundTokensOf(id),
+                shadow.end_kept
+                    ? size
+                    : std::min(size, shadow.limit / kBlock * kBlock));
       if (shadow.pins == 0 && shadow.tokens.size() > 3)
         unpinned.emplace_back(id, shadow);
     }

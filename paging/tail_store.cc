@@ -25,10 +25,19 @@ uint64_t TailStore::ChunksOf(Bytes size) const {
   return (size.value() + chunk() - 1) / chunk();
 }
 
-uint64_t TailStore::free_chunks() const {
+bool TailStore::IsOurs(Page* page) {
+  const absl::StatusOr<bool> complete = page->others.IsComplete();
+  if (!complete.ok() || !*complete) return false;
+  page->others = Fence();
+  return true;
+}
+
+uint64_t TailStore::free_chunks() {
   uint64_t chunks = 0;
-  for (const auto& [id, page] : pages_)
-    chunks += static_cast<uint64_t>(std::popcount(~page.used));
+  for (auto& [id, page] : pages_) {
+    if (IsOurs(&page))
+      chunks += static_cast<uint64_t>(std::popcount(~page.used));
+  }
   return chunks;
 }
 
@@ -36,8 +45,8 @@ std::optional<TailStore::Tail> TailStore::Take(Bytes size) {
   uint64_t left = ChunksOf(size);
   if (left > free_chunks()) return std::nullopt;
   std::vector<std::pair<int, uint64_t>> by_room;
-  for (const auto& [id, page] : pages_) {
-    if (page.used != UINT64_MAX)
+  for (auto& [id, page] : pages_) {
+    if (page.used != UINT64_MAX && IsOurs(&page))
       by_room.push_back({std::popcount(~page.used), id});
   }
   std::sort(by_room.begin(), by_room.end());
@@ -57,22 +66,41 @@ std::optional<TailStore::Tail> TailStore::Take(Bytes size) {
   return tail;
 }
 
-absl::StatusOr<TailStore::Tail> TailStore::TakeOver(PageHandle page,
-                                                    Bytes size) {
-  QUIRE_ASSIGN_OR_RETURN(
-      AddressRange* const range,
-      memory_->TryMakeRange(owner_, Bytes(0), std::span(&page, 1)));
-  const Piece piece{next_page_++, 0, static_cast<uint32_t>(ChunksOf(size))};
-  pages_.emplace(piece.page, Page{range, Mask(piece)});
-  return Tail{size, {piece}};
+absl::StatusOr<TailStore::Tail> TailStore::TakeOver(
+    std::span<const PageHandle> pages, uint64_t begin, Bytes size,
+    const Fence& fence) {
+  Tail tail{size, {}};
+  uint64_t first = begin / chunk();
+  uint64_t left = ChunksOf(size);
+  for (const PageHandle& page : pages) {
+    const auto range =
+        memory_->TryMakeRange(owner_, Bytes(0), std::span(&page, 1));
+    if (!range.ok()) {
+      Free(tail);
+      return range.status();
+    }
+    const uint64_t count = std::min(left, kChunks - first);
+    const Piece piece{next_page_++, static_cast<uint32_t>(first),
+                      static_cast<uint32_t>(count)};
+    pages_.emplace(piece.page, Page{*range, Mask(piece), fence});
+    tail.pieces.push_back(piece);
+    left -= count;
+    first = 0;
+  }
+  return tail;
 }
 
 void TailStore::Free(const Tail& tail) {
   for (const Piece& piece : tail.pieces) {
     const auto it = pages_.find(piece.page);
-    it->second.used &= ~Mask(piece);
-    if (it->second.used != 0) continue;
-    memory_->ReleaseRange(it->second.range, readers_);
+    Page& page = it->second;
+    page.used &= ~Mask(piece);
+    if (page.used != 0) continue;
+    const bool ours = IsOurs(&page);
+    // A range is released under one fence. Where it is to be waited for, but
+    // cannot be, the driver has failed, and nothing is known of any kernel.
+    if (!ours && !IsIdle()) readers_.Wait().IgnoreError();
+    memory_->ReleaseRange(page.range, ours ? readers_ : page.others);
     pages_.erase(it);
   }
 }

@@ -10,8 +10,9 @@
 // has behind the last page that they fill in a group, takes whole chunks,
 // wherever they are free; where too few are, the page that it lies on already
 // becomes one of the store, with the tail at its beginning: that needs no free
-// page and no copy, and may be done while somebody waits for pages. A page goes
-// back when its last chunk is free.
+// page and no copy, and may be done while somebody waits for pages. So do the
+// pages of the last window of a sequence that ends, which its rows leave
+// elsewhere. A page goes back when its last chunk is free.
 //
 // Who copies from the store says so by AddReader. Chunks are taken, and so
 // written, only while nobody reads (IsIdle), and pages go back under the fence.
@@ -61,15 +62,18 @@ class TailStore {
   // Room for `size` bytes on the pages that there are, on the fullest first;
   // none where they have too little. REQUIRES: IsIdle(), size > 0.
   std::optional<Tail> Take(Bytes size);
-  // The page, which lies elsewhere too, becomes one of the store: its first
-  // `size` bytes are the tail. Asks nobody for memory. Errors: those of
-  // DeviceMemory::TryMakeRange.
-  absl::StatusOr<Tail> TakeOver(PageHandle page, Bytes size);
+  // The pages, which lie elsewhere too, become the store's: `size` bytes from
+  // `begin` on, which is the beginning of a chunk of the first page, are the
+  // tail. Others read the rest of them until `fence` completes. Asks nobody for
+  // memory. Errors: those of DeviceMemory::TryMakeRange.
+  absl::StatusOr<Tail> TakeOver(std::span<const PageHandle> pages,
+                                uint64_t begin, Bytes size, const Fence& fence);
   void Free(const Tail& tail);
 
-  // Chunks that a tail takes, and those that are free.
+  Bytes chunk_size() const { return Bytes(chunk()); }
+  // Chunks that a tail takes, and those that may be taken.
   uint64_t ChunksOf(Bytes size) const;
-  uint64_t free_chunks() const;
+  uint64_t free_chunks();
   PageCount pages() const { return PageCount(pages_.size()); }
 
   // Where bytes [from, to) of a tail lie.
@@ -98,10 +102,13 @@ class TailStore {
   struct Page {
     AddressRange* range;
     uint64_t used = 0;  // a bit for each chunk
+    Fence others;       // who had it read what is free until then
   };
 
   uint64_t chunk() const { return memory_->page_size().value() / kChunks; }
   static uint64_t Mask(const Piece& piece);
+  // Whether nobody but readers of tails uses the page any more.
+  static bool IsOurs(Page* page);
 
   DeviceMemory* const memory_;
   const OwnerId owner_;
@@ -110,11 +117,13 @@ class TailStore {
   Fence readers_;
 };
 
-// The tail of one part of a region: the rows behind its first `slot` pages,
-// which are all that the part has.
+// The tail of one part of a region: bytes of the part from `begin` on. The
+// first `slot` pages are all that the part itself has, and are what comes
+// before them, but for what is gone behind a window.
 struct PackedTail {
   uint32_t group;
   PageCount slot;
+  Bytes begin;
   TailStore::Tail tail;
 };
 

@@ -30,7 +30,8 @@ class TailStoreTest : public ::testing::Test {
   TailStore::Tail TakeOver(Bytes size) {
     DeviceMemory* const memory = device_.memory();
     EXPECT_TRUE(memory->Commit(source_, PageCount(0), PageCount(1)).ok());
-    auto tail = store_->TakeOver(memory->PageAt(source_, PageCount(0)), size);
+    const PageHandle page = memory->PageAt(source_, PageCount(0));
+    auto tail = store_->TakeOver(std::span(&page, 1), 0, size, Fence());
     EXPECT_TRUE(tail.ok()) << tail.status();
     EXPECT_TRUE(
         memory->Decommit(source_, PageCount(0), PageCount(1), Fence()).ok());

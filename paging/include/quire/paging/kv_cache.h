@@ -28,7 +28,8 @@
 // recently. Fork makes a sequence with all rows of another. Rows on a page that
 // cannot be shared whole are copied on the device. No page is written while it
 // is shared. A sequence that drops tokens, behind a window or the limit of the
-// cache, is known by the beginning that all of its layers still have.
+// cache, is found by the beginning that all of its layers still have, and, once
+// it is released, where it ended: its last windows are kept.
 //
 // A sequence can be swapped out: its rows are copied to pinned host memory, on
 // a stream of the cache and while kernels run, and its pages are free when that
@@ -151,7 +152,9 @@ struct KvCacheStatistics {
   Bytes cached_prefixes;
   Bytes packed_tails;  // of these, pages that ends of prefixes share
   uint64_t tails_packed = 0;
-  uint64_t prompts = 0;  // AdmitPrompt, as far as admitted
+  uint64_t windows_kept = 0;   // where sequences ended, for prompts
+  uint64_t branches_kept = 0;  // of these, where they part from others
+  uint64_t prompts = 0;        // AdmitPrompt, as far as admitted
   uint64_t prompt_tokens = 0;
   uint64_t prefix_hits = 0;       // of prompts: part of it was there
   uint64_t prefix_tokens = 0;     // of prompt_tokens: so many
