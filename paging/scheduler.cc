@@ -260,8 +260,14 @@ absl::Status Scheduler::AdmitWaiting(Room room, For step) {
     const uint32_t chunk = Chunk(next, room);
     if (chunk == 0 || !MayAdmit(next)) break;
     const bool was_swapped = next.swapped;
-    absl::Status status =
-        Seat(step == For::kThisStep ? chunk : FirstTokens(next));
+    uint64_t tokens = chunk;
+    if (step == For::kNextStep) {
+      // All of it where there is room for that: no later chunk waits then.
+      growths_.push_back({.tokens = next.tokens});
+      tokens = cache_->HasRoomFor(growths_) ? next.tokens : FirstTokens(next);
+      growths_.pop_back();
+    }
+    absl::Status status = Seat(tokens);
     if (status.ok() && step == For::kThisStep &&
         (was_swapped || token_source_)) {
       // A prompt that is backed as a whole may be computed in chunks. What the

@@ -69,7 +69,7 @@ struct SchedulerOptions {
   // PrepareNext releases what ended and admits what is to run, while the device
   // computes, so that no step waits for the driver calls of either. Requests
   // are then admitted one step ahead, with memory for all of their prompts, or,
-  // where the cache drops tokens, for the next step.
+  // where the cache drops tokens and lacks it, for the next step.
   // Else Complete releases, Schedule admits, and PrepareNext does nothing.
   bool prepare_next = false;
   // Of the requests that wait, the first so many are told to the cache, where
