@@ -18,7 +18,8 @@
 
 namespace quire {
 
-// Of a decode step, all layers, in one thread: the median of several.
+// Of a decode step, all layers, in one thread: processor time, the median of
+// several.
 struct AttentionSpeed {
   double microseconds = 0;  // 0: the op does not read such rows
   double relative = 0;      // to the contiguous cache with one layer to a row
