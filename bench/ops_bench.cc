@@ -212,8 +212,8 @@ void HeadShapes(benchmark::internal::Benchmark* b) {
   }
 }
 
-// Rows of whole Q6_K blocks.
-void Q6KShapes(benchmark::internal::Benchmark* b) {
+// Rows of whole blocks of 256.
+void SuperBlockShapes(benchmark::internal::Benchmark* b) {
   b->ArgNames({"N", "K", "tokens", "threads"})->UseRealTime();
   for (const int64_t threads : {1, 2}) {
     b->Args({151936, 1024, 1, threads});
@@ -227,7 +227,13 @@ BENCHMARK_CAPTURE(MultiplyDense, BF16, DType::kBF16)->Apply(HeadShapes);
 BENCHMARK_CAPTURE(MultiplyDense, Q8_0, DType::kQ8_0)->Apply(HeadShapes);
 BENCHMARK_CAPTURE(MultiplyDense, Q4_0, DType::kQ4_0)->Apply(HeadShapes);
 BENCHMARK_CAPTURE(MultiplyDense, Q4_1, DType::kQ4_1)->Apply(HeadShapes);
-BENCHMARK_CAPTURE(MultiplyDense, Q6_K, DType::kQ6_K)->Apply(Q6KShapes);
+BENCHMARK_CAPTURE(MultiplyDense, Q5_0, DType::kQ5_0)->Apply(HeadShapes);
+BENCHMARK_CAPTURE(MultiplyDense, IQ4_NL, DType::kIQ4_NL)->Apply(HeadShapes);
+BENCHMARK_CAPTURE(MultiplyDense, Q2_K, DType::kQ2_K)->Apply(SuperBlockShapes);
+BENCHMARK_CAPTURE(MultiplyDense, Q3_K, DType::kQ3_K)->Apply(SuperBlockShapes);
+BENCHMARK_CAPTURE(MultiplyDense, Q4_K, DType::kQ4_K)->Apply(SuperBlockShapes);
+BENCHMARK_CAPTURE(MultiplyDense, Q5_K, DType::kQ5_K)->Apply(SuperBlockShapes);
+BENCHMARK_CAPTURE(MultiplyDense, Q6_K, DType::kQ6_K)->Apply(SuperBlockShapes);
 
 // Codes with a scale for each `block` inputs of a row.
 void MultiplyScaled(benchmark::State& state, CodeKind kind, DType scales_dtype,

@@ -14,7 +14,7 @@ struct DTypeTraits {
 };
 
 // In the order of the enum. Block layouts: ggml's ggml-common.h.
-constexpr std::array<DTypeTraits, 27> kTraits = {{
+constexpr std::array<DTypeTraits, 35> kTraits = {{
     {DType::kBool, "BOOL", true, 1, 8},
     {DType::kU8, "U8", true, 1, 8},
     {DType::kI8, "I8", true, 1, 8},
@@ -39,9 +39,17 @@ constexpr std::array<DTypeTraits, 27> kTraits = {{
     {DType::kF6E3M2, "F6_E3M2", true, 1, 6},
     {DType::kQ4_0, "Q4_0", false, 32, 18 * 8},
     {DType::kQ4_1, "Q4_1", false, 32, 20 * 8},
+    {DType::kQ5_0, "Q5_0", false, 32, 22 * 8},
+    {DType::kQ5_1, "Q5_1", false, 32, 24 * 8},
     {DType::kQ8_0, "Q8_0", false, 32, 34 * 8},
-    {DType::kQ6_K, "Q6_K", false, 256, 210 * 8},
+    {DType::kIQ4_NL, "IQ4_NL", false, 32, 18 * 8},
     {DType::kMxfp4, "MXFP4", false, 32, 17 * 8},
+    {DType::kQ2_K, "Q2_K", false, 256, 84 * 8},
+    {DType::kQ3_K, "Q3_K", false, 256, 110 * 8},
+    {DType::kQ4_K, "Q4_K", false, 256, 144 * 8},
+    {DType::kQ5_K, "Q5_K", false, 256, 176 * 8},
+    {DType::kQ6_K, "Q6_K", false, 256, 210 * 8},
+    {DType::kIQ4_XS, "IQ4_XS", false, 256, 136 * 8},
 }};
 
 const DTypeTraits& TraitsOf(DType dtype) {
@@ -61,6 +69,8 @@ std::optional<DType> DTypeFromSafetensors(std::string_view name) {
 uint64_t BlockElements(DType dtype) { return TraitsOf(dtype).block_elements; }
 
 uint64_t BlockBits(DType dtype) { return TraitsOf(dtype).block_bits; }
+
+bool IsBlockQuantized(DType dtype) { return BlockElements(dtype) > 1; }
 
 std::optional<Bytes> BytesOf(DType dtype, uint64_t elements) {
   const DTypeTraits& traits = TraitsOf(dtype);

@@ -141,8 +141,16 @@ TEST(GgufReaderTest, ReadsEverySupportedTypeWithItsSize) {
                                    {30, DType::kBF16, 512},
                                    {2, DType::kQ4_0, 8 * (2 + 16)},
                                    {3, DType::kQ4_1, 8 * (4 + 16)},
+                                   {6, DType::kQ5_0, 8 * (2 + 4 + 16)},
+                                   {7, DType::kQ5_1, 8 * (4 + 4 + 16)},
                                    {8, DType::kQ8_0, 8 * (2 + 32)},
+                                   {10, DType::kQ2_K, 16 + 64 + 4},
+                                   {11, DType::kQ3_K, 32 + 64 + 12 + 2},
+                                   {12, DType::kQ4_K, 4 + 12 + 128},
+                                   {13, DType::kQ5_K, 4 + 12 + 32 + 128},
                                    {14, DType::kQ6_K, 128 + 64 + 16 + 2},
+                                   {20, DType::kIQ4_NL, 8 * (2 + 16)},
+                                   {23, DType::kIQ4_XS, 2 + 2 + 4 + 128},
                                    {39, DType::kMxfp4, 8 * (1 + 16)}};
   for (const Type& type : types) {
     const auto gguf = Read(GgufBuilder()
@@ -220,9 +228,8 @@ TEST(GgufReaderTest, RefusesOtherFilesAndVersions) {
 
 TEST(GgufReaderTest, RefusesTypesByNameAndSaysWhatWorks) {
   const std::vector<std::pair<uint32_t, const char*>> types = {
-      {6, "Q5_0"},  {7, "Q5_1"},  {10, "Q2_K"},    {11, "Q3_K"},
-      {12, "Q4_K"}, {13, "Q5_K"}, {16, "IQ2_XXS"}, {20, "IQ4_NL"},
-      {26, "I32"},  {28, "F64"},  {34, "TQ1_0"},   {40, "NVFP4"}};
+      {9, "Q8_1"}, {15, "Q8_K"}, {16, "IQ2_XXS"}, {21, "IQ3_S"}, {29, "IQ1_M"},
+      {26, "I32"}, {28, "F64"},  {34, "TQ1_0"},   {40, "NVFP4"}};
   for (const auto& [number, name] : types) {
     const std::string bytes =
         GgufBuilder().Tensor("blk.0.w", {256}, number, 0).Data(4096).Build();

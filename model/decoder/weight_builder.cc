@@ -23,9 +23,7 @@ bool IsFloat(DType dtype) {
 }
 
 bool IsMatrixType(DType dtype) {
-  return IsFloat(dtype) || dtype == DType::kQ8_0 || dtype == DType::kQ4_0 ||
-         dtype == DType::kQ4_1 || dtype == DType::kQ6_K ||
-         dtype == DType::kMxfp4;
+  return IsFloat(dtype) || IsBlockQuantized(dtype);
 }
 
 // Tensors that a checkpoint may carry and no forward pass reads.
@@ -306,8 +304,8 @@ absl::Status WeightBuilder::DescribeDense(const TensorInfo& tensor,
     return absl::UnimplementedError(absl::StrCat(
         checkpoint_.files()[tensor.file].path, ": ", Printable(tensor.name),
         " has elements of type ", DTypeName(tensor.dtype),
-        "; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K, MXFP4 and quantised modules "
-        "that the configuration describes can be computed with"));
+        "; F32, F16, BF16, GGUF's blocks and quantised modules that the "
+        "configuration describes can be computed with"));
   QUIRE_RETURN_IF_ERROR(CheckShape(tensor, {out_features, in_features}));
   *matrix = {.data = nullptr,
              .dtype = tensor.dtype,

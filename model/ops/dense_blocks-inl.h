@@ -1,5 +1,6 @@
-// Decodes 32 (Q6_K: 256) consecutive weights of a row to float32, for every
-// dtype of DenseMatrix. The value of a weight is the same on every SIMD target.
+// Decodes 32 consecutive weights of a row to float32, or the 256 of a block of
+// dense_super_blocks-inl.h, for every dtype of DenseMatrix. The value of a
+// weight is the same on every SIMD target.
 //
 // Block layouts: ggml's ggml-common.h and ggml-quants.c. Included once per SIMD
 // target.
@@ -18,6 +19,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "model/ops/dense_codes-inl.h"
+#include "model/ops/dense_super_blocks-inl.h"
 #include "model/ops/float_bits.h"
 #include "model/ops/simd_float-inl.h"
 #include "quire/loader/dtype.h"
@@ -44,20 +47,6 @@ struct PlainDecoder {
   }
 };
 
-// The float16 at `address`, in every lane.
-HWY_INLINE VF BroadcastF16(const uint8_t* address) {
-  const DF d;
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2  // F16C
-  uint16_t bits;
-  std::memcpy(&bits, address, sizeof(bits));
-  const hn::Rebind<uint16_t, DF> d16;
-  const hn::Rebind<hwy::float16_t, DF> dh;
-  return hn::PromoteTo(d, hn::BitCast(dh, hn::Set(d16, bits)));
-#else
-  return hn::Set(d, LoadF16(address));
-#endif
-}
-
 // { f16 d; int8 q[32] }: d * q.
 struct Q8_0Decoder {
   static constexpr size_t kElements = 32;
@@ -75,35 +64,6 @@ struct Q8_0Decoder {
     }
   }
 };
-
-// Sixteen bytes whose low nibbles are elements 0..15 and whose high nibbles are
-// elements 16..31. `value_of` maps a vector of nibbles (int32) to weights.
-template <class ValueOf, class Use>
-HWY_INLINE void DecodeNibbles(const uint8_t* bytes, const ValueOf& value_of,
-                              const Use& use) {
-  const DI di;
-  const hn::Rebind<uint8_t, DF> d8;
-  const size_t lanes = hn::Lanes(di);
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  const DF d;
-  // Sixteen lanes hold the weights of all nibbles: one computation per block.
-  const VF table = value_of(hn::Iota(di, 0));
-  const auto weights_of = [&](VI nibbles) HWY_ATTR {
-    return hn::TableLookupLanes(table, hn::IndicesFromVec(d, nibbles));
-  };
-#else
-  const auto weights_of = [&](VI nibbles)
-                              HWY_ATTR { return value_of(nibbles); };
-#endif
-  for (size_t i = 0; i < 16; i += lanes) {
-    const VI byte = hn::PromoteTo(di, hn::LoadU(d8, bytes + i));
-    use(i, weights_of(hn::And(byte, hn::Set(di, 15))));
-  }
-  for (size_t i = 0; i < 16; i += lanes) {
-    const VI byte = hn::PromoteTo(di, hn::LoadU(d8, bytes + i));
-    use(16 + i, weights_of(hn::ShiftRight<4>(byte)));
-  }
-}
 
 // { f16 d; uint8 q[16] }: d * (q - 8).
 struct Q4_0Decoder {
@@ -143,52 +103,57 @@ struct Q4_1Decoder {
   }
 };
 
-// { uint8 low[128]; uint8 high[64]; int8 scales[16]; f16 d }: a scale for every
-// 16 elements, d * scale * (q - 32). Each half of 128 elements has 64 bytes of
-// `low`, whose low nibbles are its elements 0..63 and whose high nibbles are
-// 64..127, and 32 bytes of `high`, with two bits of elements l, l + 32, l + 64
-// and l + 96 each.
-struct Q6_KDecoder {
-  static constexpr size_t kElements = 256;
-  static constexpr size_t kBytes = 210;
+// { f16 d; uint8 high[4]; uint8 q[16] }: d * (q - 16), the fifth bits in
+// `high`.
+struct Q5_0Decoder {
+  static constexpr size_t kElements = 32;
+  static constexpr size_t kBytes = 22;
 
   template <class Use>
   static HWY_INLINE void Decode(const uint8_t* block, const Use& use) {
-    const float d = LoadF16(block + 208);
-    const auto* scales = reinterpret_cast<const int8_t*>(block + 192);
-    for (size_t half = 0; half < 2; ++half) {
-      const uint8_t* const low = block + 64 * half;
-      const uint8_t* const high = block + 128 + 32 * half;
-      const size_t first = 128 * half;
-      Quarter<0, 0>(low, high, d, scales, first, use);
-      Quarter<0, 2>(low + 32, high, d, scales + 2, first + 32, use);
-      Quarter<4, 4>(low, high, d, scales + 4, first + 64, use);
-      Quarter<4, 6>(low + 32, high, d, scales + 6, first + 96, use);
-      scales += 8;
-    }
+    const DF d;
+    const VF scale = BroadcastF16(block);
+    DecodeFiveBits(
+        block + 2, block + 6,
+        [&](VI codes) HWY_ATTR {
+          const VI centred = hn::Sub(codes, hn::Set(DI(), 16));
+          return hn::Mul(scale, hn::ConvertTo(d, centred));
+        },
+        use);
   }
+};
 
- private:
-  // 32 elements: kLow and kHigh are where their bits stand in the bytes.
-  template <int kLow, int kHigh, class Use>
-  static HWY_INLINE void Quarter(const uint8_t* low, const uint8_t* high,
-                                 float d, const int8_t* scales, size_t first,
-                                 const Use& use) {
-    const DF df;
-    const DI di;
-    const hn::Rebind<uint8_t, DF> d8;
-    for (size_t i = 0; i < 32; i += hn::Lanes(df)) {
-      const VF scale = hn::Set(df, d * static_cast<float>(scales[i / 16]));
-      // Put together as bytes, which are the smaller vectors.
-      const auto low_bits = hn::And(
-          hn::ShiftRight<kLow>(hn::LoadU(d8, low + i)), hn::Set(d8, 15));
-      const auto high_bits = hn::And(
-          hn::ShiftRight<kHigh>(hn::LoadU(d8, high + i)), hn::Set(d8, 3));
-      const VI code =
-          hn::PromoteTo(di, hn::Or(low_bits, hn::ShiftLeft<4>(high_bits)));
-      const VI centred = hn::Sub(code, hn::Set(di, 32));
-      use(first + i, hn::Mul(scale, hn::ConvertTo(df, centred)));
-    }
+// { f16 d; f16 m; uint8 high[4]; uint8 q[16] }: d * q + m, rounded twice.
+struct Q5_1Decoder {
+  static constexpr size_t kElements = 32;
+  static constexpr size_t kBytes = 24;
+
+  template <class Use>
+  static HWY_INLINE void Decode(const uint8_t* block, const Use& use) {
+    const DF d;
+    const VF scale = BroadcastF16(block);
+    const VF minimum = BroadcastF16(block + 2);
+    DecodeFiveBits(
+        block + 4, block + 8,
+        [&](VI codes) HWY_ATTR {
+          return hn::Add(hn::Mul(scale, hn::ConvertTo(d, codes)), minimum);
+        },
+        use);
+  }
+};
+
+// { f16 d; uint8 q[16] }: d times what a nibble stands for (Iq4Values).
+struct IQ4_NLDecoder {
+  static constexpr size_t kElements = 32;
+  static constexpr size_t kBytes = 18;
+
+  template <class Use>
+  static HWY_INLINE void Decode(const uint8_t* block, const Use& use) {
+    const VF scale = BroadcastF16(block);
+    DecodeNibbles(
+        block + 2,
+        [&](VI nibbles) HWY_ATTR { return hn::Mul(scale, Iq4Values(nibbles)); },
+        use);
   }
 };
 
@@ -266,8 +231,24 @@ HWY_INLINE void WithDecoder(DType dtype, const Visit& visit) {
       return visit.template operator()<Q4_0Decoder>();
     case DType::kQ4_1:
       return visit.template operator()<Q4_1Decoder>();
+    case DType::kQ5_0:
+      return visit.template operator()<Q5_0Decoder>();
+    case DType::kQ5_1:
+      return visit.template operator()<Q5_1Decoder>();
+    case DType::kQ2_K:
+      return visit.template operator()<Q2_KDecoder>();
+    case DType::kQ3_K:
+      return visit.template operator()<Q3_KDecoder>();
+    case DType::kQ4_K:
+      return visit.template operator()<Q4_KDecoder>();
+    case DType::kQ5_K:
+      return visit.template operator()<Q5_KDecoder>();
     case DType::kQ6_K:
       return visit.template operator()<Q6_KDecoder>();
+    case DType::kIQ4_NL:
+      return visit.template operator()<IQ4_NLDecoder>();
+    case DType::kIQ4_XS:
+      return visit.template operator()<IQ4_XSDecoder>();
     case DType::kMxfp4:
       return visit.template operator()<Mxfp4Decoder>();
     default:

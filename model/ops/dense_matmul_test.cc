@@ -14,9 +14,15 @@
 namespace quire {
 namespace {
 
-constexpr DType kDTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16,
-                             DType::kQ8_0, DType::kQ4_0, DType::kQ4_1,
-                             DType::kQ6_K, DType::kMxfp4};
+constexpr DType kDTypes[] = {
+    DType::kF32,  DType::kF16,   DType::kBF16,   DType::kQ8_0,
+    DType::kQ4_0, DType::kQ4_1,  DType::kQ5_0,   DType::kQ5_1,
+    DType::kQ2_K, DType::kQ3_K,  DType::kQ4_K,   DType::kQ5_K,
+    DType::kQ6_K, DType::kMxfp4, DType::kIQ4_NL, DType::kIQ4_XS};
+
+// kvalues_iq4nl of ggml-common.h.
+constexpr int kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                1,    13,   25,  38,  53,  69,  89,  113};
 
 // Random bytes of a row, and the weights that they mean by the formulas of
 // ggml's dequantize_row_*, one element at a time.
@@ -105,6 +111,101 @@ Matrix MakeMatrix(DType dtype, size_t rows, size_t columns,
         }
         break;
       }
+      case DType::kQ5_0:
+        PutF16(at, half);
+        for (size_t i = 0; i < 32; ++i) {
+          const int nibble = i < 16 ? at[6 + i] & 15 : at[6 + i - 16] >> 4;
+          const int fifth = at[2 + i / 8] >> (i % 8) & 1;
+          w[i] = d * static_cast<float>((nibble | fifth << 4) - 16);
+        }
+        break;
+      case DType::kQ5_1: {
+        const uint16_t minimum = F16FromF32(normal(*random));
+        PutF16(at, half);
+        PutF16(at + 2, minimum);
+        for (size_t i = 0; i < 32; ++i) {
+          const int nibble = i < 16 ? at[8 + i] & 15 : at[8 + i - 16] >> 4;
+          const int fifth = at[4 + i / 8] >> (i % 8) & 1;
+          volatile float product = d * static_cast<float>(nibble | fifth << 4);
+          w[i] = product + F16ToF32(minimum);
+        }
+        break;
+      }
+      case DType::kIQ4_NL:
+        PutF16(at, half);
+        for (size_t i = 0; i < 16; ++i) {
+          w[i] = d * static_cast<float>(kIq4Values[at[2 + i] & 15]);
+          w[16 + i] = d * static_cast<float>(kIq4Values[at[2 + i] >> 4]);
+        }
+        break;
+      case DType::kQ2_K: {
+        const uint16_t minimum = F16FromF32(normal(*random));
+        PutF16(at + 80, half);
+        PutF16(at + 82, minimum);
+        for (size_t i = 0; i < 256; ++i) {
+          const uint8_t scale = at[i / 16];
+          const int q = at[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2);
+          volatile float factor = d * static_cast<float>(scale & 15);
+          volatile float product = factor * static_cast<float>(q & 3);
+          volatile float less =
+              F16ToF32(minimum) * static_cast<float>(scale >> 4);
+          w[i] = product - less;
+        }
+        break;
+      }
+      case DType::kQ3_K:
+        PutF16(at + 108, half);
+        for (size_t i = 0; i < 256; ++i) {
+          const size_t run = i / 16;
+          const uint8_t* const scales = at + 96;
+          const int low = scales[run % 8] >> (run / 8 * 4) & 15;
+          const int high = scales[8 + run % 4] >> (run / 4 * 2) & 3;
+          const int q = at[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2);
+          const int third = at[i % 32] >> (i / 32) & 1;
+          w[i] = d * static_cast<float>((low | high << 4) - 32) *
+                 static_cast<float>((q & 3) - (third != 0 ? 0 : 4));
+        }
+        break;
+      case DType::kQ4_K:
+      case DType::kQ5_K: {
+        const bool five = dtype == DType::kQ5_K;
+        const uint16_t minimum = F16FromF32(normal(*random));
+        PutF16(at, half);
+        PutF16(at + 2, minimum);
+        const uint8_t* const scales = at + 4;
+        for (size_t i = 0; i < 256; ++i) {
+          const size_t run = i / 32;
+          const uint8_t byte = at[(five ? 48 : 16) + i / 64 * 32 + i % 32];
+          int q = run % 2 == 0 ? byte & 15 : byte >> 4;
+          if (five) q |= (at[16 + i % 32] >> run & 1) << 4;
+          // get_scale_min_k4 of ggml-quants.c.
+          int scale = scales[run] & 63;
+          int offset = scales[run + 4] & 63;
+          if (run >= 4) {
+            scale = (scales[run + 4] & 15) | (scales[run - 4] >> 6) << 4;
+            offset = scales[run + 4] >> 4 | (scales[run] >> 6) << 4;
+          }
+          volatile float factor = d * static_cast<float>(scale);
+          volatile float product = factor * static_cast<float>(q);
+          volatile float less = F16ToF32(minimum) * static_cast<float>(offset);
+          w[i] = product - less;
+        }
+        break;
+      }
+      case DType::kIQ4_XS: {
+        PutF16(at, half);
+        const int high = at[2] | at[3] << 8;
+        for (size_t i = 0; i < 256; ++i) {
+          const size_t run = i / 32;
+          const uint8_t byte = at[8 + run * 16 + i % 16];
+          const int nibble = i % 32 < 16 ? byte & 15 : byte >> 4;
+          const int low = at[4 + run / 2] >> (run % 2 * 4) & 15;
+          const int scale = low | (high >> (2 * run) & 3) << 4;
+          w[i] = d * static_cast<float>(scale - 32) *
+                 static_cast<float>(kIq4Values[nibble]);
+        }
+        break;
+      }
       default: {  // Q6_K
         PutF16(at + 208, half);
         for (size_t i = 0; i < 256; ++i) {
@@ -147,7 +248,7 @@ std::vector<size_t> ColumnsFor(DType dtype) {
     case 32:
       return {32, 96, 576};
     default:
-      return {256, 1024};
+      return {256, 768};
   }
 }
 
@@ -156,7 +257,7 @@ TEST(DenseMatMulTest, MatchesTheDefinition) {
   ThreadPool pool(2);
   for (const DType dtype : kDTypes) {
     for (const size_t columns : ColumnsFor(dtype)) {
-      for (const size_t rows : {1, 7, 8, 50}) {
+      for (const size_t rows : {1, 7, 18}) {
         const Matrix matrix = MakeMatrix(dtype, rows, columns, &random);
         SCOPED_TRACE(Describe(matrix));
         const GuardedBuffer<uint8_t> bytes(matrix.bytes);
@@ -193,7 +294,7 @@ TEST(DenseMatMulTest, TheBatchAndTheThreadsChangeNoBit) {
   constexpr size_t kMost = 70;
   for (const DType dtype : kDTypes) {
     const size_t columns = BlockElements(dtype) == 1 ? 75 : 512;
-    const Matrix matrix = MakeMatrix(dtype, 37, columns, &random);
+    const Matrix matrix = MakeMatrix(dtype, 19, columns, &random);
     SCOPED_TRACE(Describe(matrix));
     const GuardedBuffer<uint8_t> bytes(matrix.bytes);
     const std::vector<float> input = RandomNormal(kMost * columns, &random);
@@ -210,7 +311,7 @@ TEST(DenseMatMulTest, TheBatchAndTheThreadsChangeNoBit) {
       }
       for (const int threads : {1, 2, 3}) {
         ThreadPool pool(threads);
-        for (const size_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 32, 70}) {
+        for (const size_t tokens : {1, 2, 3, 5, 6, 7, 8, 9, 70}) {
           std::vector<float> output =
               Multiply(matrix, bytes.data(), input, tokens, &pool);
           output.insert(output.end(),

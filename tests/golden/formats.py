@@ -265,19 +265,50 @@ class OneComp:
 # ---- GGUF --------------------------------------------------------------------
 
 
-class Mxfp4Gguf:
-  """Linears as blocks of 17 bytes, by the gguf package."""
+class GgufBlocks:
+  """Linears as GGUF's blocks, whose meaning the gguf package says. `types` are
+  names by module, in each layer; a plain name is for all of them."""
 
   config = None
-  TYPE = gguf.GGMLQuantizationType.MXFP4
+  # Where the float16 of a block stand that everything is multiplied by; the
+  # package cannot make these types, so their blocks are random.
+  FACTORS = {"Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
+             "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+
+  def __init__(self, types):
+    self.types = types
+
+  def type_of(self, module):
+    if isinstance(self.types, str):
+      return self.types
+    _, _, layer, _, name = module.split(".")
+    return self.types[int(layer)][name]
 
   def quantize(self, module, weight, rng):
-    return {"weight": torch.from_numpy(
-        gguf.quants.quantize(weight.astype(np.float32), self.TYPE))}
+    name = self.type_of(module)
+    kind = gguf.GGMLQuantizationType[name]
+    if name not in self.FACTORS:
+      return {"weight": torch.from_numpy(
+          gguf.quants.quantize(weight.astype(np.float32), kind))}
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (weight.size // elements, size), np.uint8)
+
+    def with_factor(factor):
+      half = np.float16(factor).reshape(1).view(np.uint8)
+      for at in self.FACTORS[name]:
+        blocks[:, at:at + 2] = half
+      return gguf.quants.dequantize(blocks, kind)
+
+    with_factor(weight.std() / with_factor(1).std())
+    return {"weight": torch.from_numpy(blocks.reshape(weight.shape[0], -1))}
 
   def meaning(self, module, tensors):
+    kind = gguf.GGMLQuantizationType[self.type_of(module)]
     return torch.from_numpy(
-        gguf.quants.dequantize(tensors["weight"].numpy(), self.TYPE))
+        gguf.quants.dequantize(tensors["weight"].numpy(), kind))
+
+  def raw_dtype(self, module):
+    return gguf.GGMLQuantizationType[self.type_of(module)]
 
 
 # ---- Quantised at load -------------------------------------------------------
@@ -391,7 +422,19 @@ CASES = {
                          "symmetric": True}), {"intermediate": 64}),
     "llama-mxfp4-gguf": (
         "GGUF's MXFP4 in all linears of the layers, F16 elsewhere",
-        Mxfp4Gguf(), {"dtype": "float16", "intermediate": 96, "gguf": True}),
+        GgufBlocks("MXFP4"),
+        {"dtype": "float16", "intermediate": 96, "gguf": True}),
+    "llama-blocks-gguf": (
+        "every other type of GGUF's blocks that can be computed with",
+        GgufBlocks([
+            {"q_proj": "Q2_K", "k_proj": "Q3_K", "v_proj": "Q4_K",
+             "o_proj": "Q5_0", "gate_proj": "Q5_K", "up_proj": "IQ4_XS",
+             "down_proj": "Q6_K"},
+            {"q_proj": "Q4_K", "k_proj": "Q8_0", "v_proj": "IQ4_NL",
+             "o_proj": "Q5_1", "gate_proj": "Q4_0", "up_proj": "Q4_1",
+             "down_proj": "Q3_K"}]),
+        {"dtype": "float16", "hidden": 256, "head_dim": 32,
+         "intermediate": 256, "gguf": True}),
     "onecomp-mixed-wrapped": (
         "OneComp mixed_gptq: 2, 3, 4 and 8 bits from its tables, act-order, "
         "perm, names under model.language_model",
@@ -451,7 +494,7 @@ def write(name, folder):
               for n, t in stored.items()}
   if case["gguf"]:
     gguf_file.write(case["family"], config, checkpoints.head_dim_of(case),
-                    stored, folder / "model.gguf")
+                    stored, folder / "model.gguf", codec.raw_dtype)
   else:
     checkpoints.write_tensors(case, stored, folder)
     write_configs(case, codec, config, folder)

@@ -5,8 +5,6 @@ import re
 import gguf
 import torch
 
-MXFP4 = gguf.GGMLQuantizationType.MXFP4
-
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm",
     "lm_head": "output", "input_layernorm": "attn_norm",
@@ -32,7 +30,8 @@ def interleave_halves(rows, head_dim):
   return rows.reshape(shape).swapaxes(1, 2).reshape(rows.shape).copy()
 
 
-def write(architecture, config, head_dim, tensors, path):
+def write(architecture, config, head_dim, tensors, path, type_of=None):
+  """`type_of` says what the bytes of a module are blocks of."""
   writer = gguf.GGUFWriter(path, architecture)
   writer.add_context_length(config["max_position_embeddings"])
   writer.add_embedding_length(config["hidden_size"])
@@ -51,8 +50,8 @@ def write(architecture, config, head_dim, tensors, path):
     values = (tensor if tensor.dim() > 1 else tensor.float()).numpy()
     if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
       values = interleave_halves(values, head_dim)
-    # Blocks are bytes here.
-    blocks = MXFP4 if tensor.dtype == torch.uint8 else None
+    is_blocks = tensor.dtype == torch.uint8
+    blocks = type_of(name.removesuffix(".weight")) if is_blocks else None
     writer.add_tensor(name_of(name), values, raw_dtype=blocks)
   writer.write_header_to_file()
   writer.write_kv_data_to_file()

@@ -37,12 +37,21 @@ enum class DType : uint8_t {
   kF4,
   kF6E2M3,
   kF6E3M2,
-  // GGUF blocks of 32 elements along a row, of Q6_K 256.
+  // GGUF blocks of 32 elements along a row.
   kQ4_0,
   kQ4_1,
+  kQ5_0,
+  kQ5_1,
   kQ8_0,
-  kQ6_K,
+  kIQ4_NL,
   kMxfp4,
+  // GGUF blocks of 256.
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kIQ4_XS,
 };
 
 // safetensors' spelling for the plain types, GGUF's for the blocks.
@@ -54,6 +63,8 @@ std::optional<DType> DTypeFromSafetensors(std::string_view name);
 uint64_t BlockElements(DType dtype);
 // Bits of one block: 32 for F32, 4 for F4, 144 for Q4_0.
 uint64_t BlockBits(DType dtype);
+// Whether it is one of GGUF's blocks.
+bool IsBlockQuantized(DType dtype);
 // Bytes of `elements` elements in one run; nullopt where they are no whole
 // number of blocks or bytes, or do not fit.
 std::optional<Bytes> BytesOf(DType dtype, uint64_t elements);

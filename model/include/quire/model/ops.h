@@ -29,7 +29,7 @@
 namespace quire {
 
 // A linear layer as torch stores it: [out_features, in_features], row-major.
-// dtype: kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1, kQ6_K or kMxfp4.
+// dtype: kF32, kF16, kBF16, or one of GGUF's blocks (IsBlockQuantized).
 struct DenseMatrix {
   const void* data = nullptr;
   DType dtype = DType::kF32;
