@@ -17,6 +17,7 @@
 #include "alloc/allocator_impl.h"
 #include "alloc/poll_interval.h"
 #include "quire/alloc/quiescent.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/sleep.h"
 #include "quire/alloc/status_macros.h"
 
@@ -37,7 +38,7 @@ bool DeviceAllocator::Impl::IsAsleep(OwnerId owner) const {
 absl::Status DeviceAllocator::Impl::CheckAwake(OwnerId owner) const {
   if (!IsAsleep(owner)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      memory_->owners()->Name(owner), " is asleep: wake it first"));
+      Printable(memory_->owners()->Name(owner)), " is asleep: wake it first"));
 }
 
 void DeviceAllocator::Impl::MarkAsleep(OwnerId owner, bool asleep) {
@@ -89,7 +90,7 @@ absl::Status DeviceAllocator::Impl::CheckCanSleep(OwnerId owner) const {
     if (owners.IsWithin(owner, pending.owner) ||
         owners.IsWithin(pending.owner, owner)) {
       return absl::FailedPreconditionError(
-          absl::StrCat(owners.Name(pending.owner),
+          absl::StrCat(Printable(owners.Name(pending.owner)),
                        " is being put to sleep by another thread"));
     }
   }

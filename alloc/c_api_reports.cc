@@ -25,17 +25,11 @@ absl::StatusOr<nlohmann::json> Snapshot(quire_runtime* runtime,
   return BuildMemorySnapshot(*runtime->runtime, options);
 }
 
-// Names of owners are the caller's bytes and need not be UTF-8.
-std::string TextOf(const nlohmann::json& snapshot) {
-  return snapshot.dump(-1, ' ', false,
-                       nlohmann::json::error_handler_t::replace);
-}
-
 absl::StatusOr<std::string> Render(const nlohmann::json& snapshot,
                                    quire_snapshot_format format) {
   switch (format) {
     case QUIRE_SNAPSHOT_JSON:
-      return TextOf(snapshot);
+      return snapshot.dump();
     case QUIRE_SNAPSHOT_HTML:
       return RenderMemoryHtml(snapshot);
     case QUIRE_SNAPSHOT_PYTORCH:
@@ -116,7 +110,7 @@ quire_status quire_runtime_get_snapshot_json(quire_runtime* runtime,
     QUIRE_RETURN_IF_ERROR(CheckArguments({{"json", json}}));
     QUIRE_ASSIGN_OR_RETURN(const nlohmann::json snapshot,
                            quire::c_api::Snapshot(runtime, device));
-    return WriteText(quire::c_api::TextOf(snapshot), json);
+    return WriteText(snapshot.dump(), json);
   });
 }
 
@@ -165,9 +159,8 @@ quire_status quire_runtime_write_trace(quire_runtime* runtime, int32_t device,
       return absl::FailedPreconditionError(
           "no trace is kept: disable_trace was set");
     }
-    QUIRE_ASSIGN_OR_RETURN(
-        const quire::AllocationTrace trace,
-        quire::ReadSnapshotTrace(quire::c_api::TextOf(snapshot)));
+    QUIRE_ASSIGN_OR_RETURN(const quire::AllocationTrace trace,
+                           quire::ReadSnapshotTrace(snapshot.dump()));
     QUIRE_ASSIGN_OR_RETURN(const std::string contents,
                            quire::c_api::RenderTrace(trace, format));
     return quire::c_api::WriteFile(path, contents);

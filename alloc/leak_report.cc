@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "quire/alloc/allocation_sampler.h"
+#include "quire/alloc/quote.h"
 
 namespace quire {
 namespace {
@@ -123,7 +124,7 @@ std::vector<LeakReport> FindLeaks(Runtime& runtime,
 std::string FormatLeaks(const std::vector<LeakReport>& leaks) {
   std::string out;
   for (const LeakReport& leak : leaks) {
-    absl::StrAppend(&out, "\"", leak.owner, "\" still holds on device ",
+    absl::StrAppend(&out, Quoted(leak.owner), " still holds on device ",
                     leak.device.value(), ":");
     if (leak.allocations > 0) {
       absl::StrAppend(&out, " ", FormatBytes(leak.requested), " in ",
@@ -147,7 +148,7 @@ std::string FormatLeaks(const std::vector<LeakReport>& leaks) {
                       " made here (", site.samples,
                       site.samples == 1 ? " sample):\n" : " samples):\n");
       for (const std::string& caller : site.callers) {
-        absl::StrAppend(&out, "    ", caller, "\n");
+        absl::StrAppend(&out, "    ", Printable(caller), "\n");
       }
     }
   }

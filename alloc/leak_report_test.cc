@@ -122,6 +122,15 @@ TEST_F(LeakReportTest, EachDeviceHasItsOwn) {
   EXPECT_EQ(leaks[0].owner, "unnamed");
 }
 
+TEST_F(LeakReportTest, NamesMoveNoCursorAndEndNoLine) {
+  AllocateOptions options;
+  options.owner = runtime_->owners()->Register("a\x1b[2Jb\nfake \xff\"");
+  ASSERT_TRUE(runtime_->allocator()->Allocate(Bytes(8), options).ok());
+  EXPECT_THAT(FormatLeaks(FindLeaks(*runtime_)),
+              ::testing::StartsWith(
+                  R"("a\x1b[2Jb\nfake \xff\"" still holds on device 0:)"));
+}
+
 // An interval that no allocation of more than a few bytes escapes.
 class SampledLeakReportTest : public LeakReportTest {
  protected:

@@ -7,18 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "alloc/memory_snapshot_data.h"
+#include "quire/alloc/quote.h"
 
 namespace quire {
 namespace {
-
-// Names come from files: what would move the cursor is shown as '?'.
-std::string Printable(const std::string& text) {
-  std::string result = text;
-  for (char& c : result) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return result;
-}
 
 // Bytes in UTF-8 are not columns: continuation bytes take none.
 size_t Width(const std::string& text) {
@@ -159,9 +151,7 @@ std::string DescribeGrowth(const MemorySnapshot& snapshot,
     return absl::StrFormat("%.3f s", static_cast<double>(nanoseconds) / 1e9);
   };
   const std::string what =
-      growth.owner
-          ? absl::StrCat("\"", OwnerName(snapshot, *growth.owner), "\"")
-          : "the device";
+      growth.owner ? Quoted(OwnerName(snapshot, *growth.owner)) : "the device";
   std::string text = absl::StrCat(
       "growth of ", what, " from ", seconds(found.from_nanoseconds), " to ",
       seconds(found.to_nanoseconds), ": held ", FormatBytes(found.held_from),
@@ -192,10 +182,10 @@ std::string FormatReport(const MemorySnapshot& snapshot) {
                   ", pages of ", FormatBytes(snapshot.memory.page_size),
                   "\n\n");
   if (snapshot.verdict) {
-    absl::StrAppend(&out, Printable(snapshot.verdict->ToString()), "\n\n");
+    absl::StrAppend(&out, snapshot.verdict->ToString(), "\n\n");
   }
   for (const MemorySnapshot::Growth& growth : snapshot.growth) {
-    absl::StrAppend(&out, Printable(DescribeGrowth(snapshot, growth)), "\n");
+    absl::StrAppend(&out, DescribeGrowth(snapshot, growth), "\n");
   }
   if (!snapshot.growth.empty()) out += "\n";
   AppendOwners(snapshot, &out);

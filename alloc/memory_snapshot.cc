@@ -209,12 +209,10 @@ absl::StatusOr<std::string> RenderMemoryHtml(const nlohmann::json& snapshot) {
   parsed->allocations.clear();
   parsed->samples.clear();
   parsed->frames.clear();
-  // Only what was understood goes into the page, and as ASCII: text that is not
-  // UTF-8 is replaced.
-  return RenderHtml(*parsed, ToJson(*parsed).dump(
-                                 /*indent=*/-1, /*indent_char=*/' ',
-                                 /*ensure_ascii=*/true,
-                                 nlohmann::json::error_handler_t::replace));
+  // Only what was understood goes into the page, and as ASCII.
+  return RenderHtml(*parsed,
+                    ToJson(*parsed).dump(/*indent=*/-1, /*indent_char=*/' ',
+                                         /*ensure_ascii=*/true));
 }
 
 absl::StatusOr<std::string> RenderPyTorchSnapshot(

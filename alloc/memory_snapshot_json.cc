@@ -9,6 +9,7 @@
 #include "alloc/memory_snapshot_data.h"
 #include "alloc/snapshot_fields.h"
 #include "alloc/snapshot_history_json.h"
+#include "alloc/utf8.h"
 
 namespace quire {
 namespace {
@@ -285,6 +286,17 @@ OutOfMemoryVerdict ReadVerdict(const SnapshotFields& fields) {
   return verdict;
 }
 
+// Names are the program's bytes. Of a snapshot that is written somewhere, every
+// text is UTF-8.
+void MakeTextsValid(Json* json) {
+  if (json->is_structured()) {
+    for (Json& each : *json) MakeTextsValid(&each);
+  } else if (json->is_string() &&
+             !IsValidUtf8(json->get_ref<const std::string&>())) {
+    *json = ValidUtf8(json->get_ref<const std::string&>());
+  }
+}
+
 }  // namespace
 
 Json ToJson(const MemorySnapshot& snapshot) {
@@ -341,6 +353,7 @@ Json ToJson(const MemorySnapshot& snapshot) {
   }
   json["verdict"] =
       snapshot.verdict ? VerdictToJson(*snapshot.verdict) : Json();
+  MakeTextsValid(&json);
   return json;
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -267,6 +268,27 @@ TEST_F(MemorySnapshotTest, ItsAllocationsAreATrace) {
       SummarizeAllocationTrace(*trace).live_at_end.value() + 3 * kPageBytes);
 }
 
+TEST_F(MemorySnapshotTest, StreamsThatWereRecordedAreInTheTrace) {
+  const StreamId stream = *runtime_->driver()->CreateStream(DeviceId(0));
+  const auto address = runtime_->allocator()->Allocate(Bytes(1000));
+  ASSERT_TRUE(address.ok()) << address.status();
+  ASSERT_TRUE(runtime_->allocator()->RecordStream(*address, stream).ok());
+  ASSERT_TRUE(runtime_->allocator()->Free(*address).ok());
+  const auto trace = ReadAllocationTrace(Build().dump());
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  std::vector<AllocationAction> actions;
+  for (const AllocationEvent& event : trace->events) {
+    if (event.action == AllocationAction::kReserve) continue;
+    actions.push_back(event.action);
+    EXPECT_EQ(event.stream == stream.value(),
+              event.action == AllocationAction::kRecordStream);
+  }
+  EXPECT_THAT(actions, ::testing::ElementsAre(AllocationAction::kAllocate,
+                                              AllocationAction::kRecordStream,
+                                              AllocationAction::kFree));
+  EXPECT_TRUE(runtime_->driver()->DestroyStream(stream).ok());
+}
+
 // Also where the recording begins when much is in use, and where nothing was
 // taken from the driver since.
 TEST_F(MemorySnapshotTest, WhatWasTakenBeforeTheRecordingCounts) {
@@ -465,6 +487,19 @@ TEST_F(MemorySnapshotTest, HostileNamesStayText) {
   }
   EXPECT_EQ(ends, 2u);
   EXPECT_THAT(FormatMemoryReport(json), Not(HasSubstr("\x1b")));
+}
+
+// json::dump throws where a text is not UTF-8.
+TEST_F(MemorySnapshotTest, EveryTextIsUtf8) {
+  AllocateOptions options;
+  options.owner = runtime_->owners()->Register("model\xff");
+  ASSERT_TRUE(runtime_->allocator()->Allocate(Bytes(8), options).ok());
+  runtime_->trace()->Mark("load \xc3");
+  const Json json = Json::parse(Build().dump());
+  std::set<std::string> names;
+  for (const Json& owner : json["owners"]) names.insert(owner["name"]);
+  EXPECT_THAT(names, ::testing::Contains("model\xef\xbf\xbd"));
+  EXPECT_EQ(json["timeline"]["marks"][0]["label"], "load \xef\xbf\xbd");
 }
 
 TEST_F(MemorySnapshotTest, ThePageNeedsNothingFromElsewhere) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "quire/alloc/quote.h"
 
 namespace quire {
 
@@ -160,8 +161,9 @@ absl::Status OwnerAccounts::SetLimits(OwnerId owner,
   const auto refuse = [&](uint64_t missing) {
     return absl::FailedPreconditionError(absl::StrCat(
         limits.reserved, " pages cannot be reserved for ",
-        registry_->Name(owner), ": of ", capacity, " pages, ", claims_before,
-        " are in use or reserved already, and ", missing, " are missing"));
+        Printable(registry_->Name(owner)), ": of ", capacity, " pages, ",
+        claims_before, " are in use or reserved already, and ", missing,
+        " are missing"));
   };
   if (limits.reserved > most) return refuse(limits.reserved - most);
   const auto set = [&](const OwnerPageLimits& to) {

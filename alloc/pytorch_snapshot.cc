@@ -14,16 +14,10 @@
 #include "alloc/memory_snapshot_data.h"
 #include "alloc/pickle_writer.h"
 #include "alloc/pytorch_history.h"
+#include "alloc/utf8.h"
 
 namespace quire {
 namespace {
-
-// Names may be any bytes; what is not UTF-8 in them is replaced.
-std::string ValidText(const std::string& text) {
-  const std::string quoted = nlohmann::json(text).dump(
-      -1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return nlohmann::json::parse(quoted).get<std::string>();
-}
 
 class Writer {
  public:
@@ -80,7 +74,7 @@ class Writer {
     pickle_.BeginDict();
     pickle_.Field("filename", "quire");
     pickle_.Field("line", 0);
-    pickle_.Field("name", ValidText(name));
+    pickle_.Field("name", ValidUtf8(name));
     pickle_.EndDict();
   }
 
@@ -180,7 +174,7 @@ class Writer {
       pickle_.BeginDict();
       pickle_.Field("device", DeviceNumber());
       pickle_.Field("stage", "START");
-      pickle_.Field("name", ValidText(mark.label));
+      pickle_.Field("name", ValidUtf8(mark.label));
       pickle_.Field("time_us", mark.nanoseconds / 1000);
       pickle_.EndDict();
     }

@@ -1,9 +1,11 @@
 #include "quire/alloc/verdict.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "quire/alloc/quote.h"
 
 namespace quire {
 namespace {
@@ -131,6 +133,18 @@ Decision Decide(const ShortageFacts& facts, Bytes device_free) {
                 " is left to the display and other processes: lower it, or "
                 "free something of theirs"};
   }
+  // The limit was set so that the headroom stays.
+  if (!facts.headroom.zero() &&
+      SaturatingSubtract(facts.device_free, std::min(growable, device_free)) >=
+          missing) {
+    return {
+        ShortageKind::kLimit,
+        "a headroom of " + FormatBytes(facts.headroom) +
+            " is left to the display and other processes, and the limit of " +
+            FormatBytes(facts.limit) +
+            " with it: lower the one and raise the other, or free "
+            "something of theirs"};
+  }
   if (held_by_others >= missing) {
     return {ShortageKind::kOtherProcess,
             FormatBytes(held_by_others) +
@@ -189,7 +203,7 @@ std::string RecentEvent::ToString() const {
         &text, absl::StrFormat(" %.1f ms before",
                                static_cast<double>(nanoseconds_before) / 1e6));
   }
-  return text;
+  return Printable(text, SIZE_MAX);
 }
 
 std::string OutOfMemoryVerdict::ToString() const {
@@ -233,7 +247,8 @@ std::string OutOfMemoryVerdict::ToString() const {
     text += i == recent.size() - shown ? "; the last events: " : ", ";
     text += recent[i].ToString();
   }
-  return text;
+  // Names and marks are the program's, or come from a file.
+  return Printable(text, SIZE_MAX);
 }
 
 OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts) {

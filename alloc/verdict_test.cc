@@ -75,6 +75,19 @@ TEST(OutOfMemoryVerdictTest, TheMessageSaysKindNumbersOwnersAndAdvice) {
   }
 }
 
+TEST(OutOfMemoryVerdictTest, NamesMoveNoCursorAndEndNoLine) {
+  OutOfMemoryVerdict verdict = Example();
+  verdict.owners = {{"a\x1b[2Jb\n", MiB(1)}};
+  verdict.advice = "of c\xff";
+  verdict.recent = {{0, "mark", "d\r", Bytes(0), "e\x07"}};
+  const std::string text = verdict.ToString();
+  for (const char* part :
+       {R"(a\x1b[2Jb\n 1.00 MiB)", R"(of c\xff)", R"(mark e\x07 (d\x0d))"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  for (const char c : text) EXPECT_GE(c, ' ') << text;
+}
+
 TEST(OutOfMemoryVerdictTest, OtherErrorsCarryNone) {
   EXPECT_EQ(OutOfMemoryVerdict::FromStatus(absl::OkStatus()), std::nullopt);
   EXPECT_EQ(OutOfMemoryVerdict::FromStatus(absl::ResourceExhaustedError("x")),
@@ -275,6 +288,22 @@ TEST(DiagnoseShortageTest, TheHeadroomIsNotFree) {
   EXPECT_EQ(DiagnoseShortage(facts).free, Bytes(0));
   // Not even without it.
   facts.requested = GiB(3);
+  EXPECT_EQ(DiagnoseShortage(facts).kind, ShortageKind::kCapacity);
+}
+
+// What was free when the memory was made, less the headroom, is the limit then.
+TEST(DiagnoseShortageTest, ALimitThatLeavesTheHeadroomIsNoWantOfCapacity) {
+  ShortageFacts facts = FullPool();
+  facts.requested = GiB(1);
+  facts.limit = GiB(12);
+  facts.in_use = GiB(12);
+  facts.device_free = GiB(4);
+  facts.headroom = GiB(4);
+  const OutOfMemoryVerdict verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.kind, ShortageKind::kLimit);
+  EXPECT_THAT(verdict.advice, HasSubstr("headroom of 4.00 GiB"));
+  EXPECT_THAT(verdict.advice, HasSubstr("limit of 12.00 GiB"));
+  facts.requested = GiB(5);
   EXPECT_EQ(DiagnoseShortage(facts).kind, ShortageKind::kCapacity);
 }
 

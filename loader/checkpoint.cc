@@ -15,8 +15,8 @@
 #include "loader/gguf_reader.h"
 #include "loader/random_access_file.h"
 #include "loader/weight_files.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

@@ -8,8 +8,8 @@
 #include "loader/checkpoint_file.h"
 #include "loader/random_access_file.h"
 #include "loader/safetensors_header.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

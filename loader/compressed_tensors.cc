@@ -24,8 +24,8 @@
 #include "loader/compressed_tensors_config.h"
 #include "loader/scaled_module_readers.h"
 #include "loader/tensor_errors.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

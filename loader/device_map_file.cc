@@ -10,9 +10,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "loader/json_file.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/device_map.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

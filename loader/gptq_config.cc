@@ -5,10 +5,10 @@
 #include "loader/gptq_overrides.h"
 #include "loader/onecomp_settings.h"
 #include "loader/quantization_formats.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/gptq.h"
 #include "quire/loader/json_fields.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/gptq.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

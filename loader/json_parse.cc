@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "loader/json_input.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

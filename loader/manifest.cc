@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "loader/json_file.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
-#include "quire/loader/quote.h"
 #include "quire/loader/streaming_loader.h"
 
 namespace quire {

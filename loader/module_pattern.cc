@@ -9,7 +9,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "quire/loader/quote.h"
+#include "quire/alloc/quote.h"
 
 namespace quire {
 namespace {

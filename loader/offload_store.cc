@@ -26,9 +26,9 @@
 #include "loader/offload_unit.h"
 #include "loader/posix_file.h"
 #include "quire/alloc/allocator.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/try_twice.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "loader/gptq_overrides.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

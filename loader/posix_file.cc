@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/units.h"
-#include "quire/loader/quote.h"
 #include "quire/loader/regular_file.h"
 
 namespace quire {

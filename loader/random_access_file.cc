@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "loader/posix_file.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

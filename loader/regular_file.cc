@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "loader/random_access_file.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "loader/json_parse.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

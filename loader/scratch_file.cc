@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
-#include "quire/loader/quote.h"
+#include "quire/alloc/quote.h"
 
 namespace quire {
 

@@ -31,8 +31,8 @@
 #include "loader/posix_file.h"
 #include "loader/staging_ring.h"
 #include "quire/alloc/mutex.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

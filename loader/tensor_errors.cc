@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "quire/loader/quote.h"
+#include "quire/alloc/quote.h"
 
 namespace quire {
 

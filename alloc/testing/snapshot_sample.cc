@@ -77,9 +77,7 @@ absl::Status Write(const std::string& folder) {
   QUIRE_ASSIGN_OR_RETURN(const std::string pickle,
                          RenderPyTorchSnapshot(snapshot));
   QUIRE_RETURN_IF_ERROR(WriteFile(folder + "/snapshot.pickle", pickle));
-  return WriteFile(
-      folder + "/snapshot.json",
-      snapshot.dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
+  return WriteFile(folder + "/snapshot.json", snapshot.dump(1));
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 #include "model/config/family.h"
 #include "model/config/rotary_rows.h"
 #include "quire/alloc/allocator.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

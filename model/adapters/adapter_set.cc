@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "model/adapters/adapter.h"
 #include "model/adapters/adapter_builder.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 #include "quire/model/adapters.h"
 
 namespace quire {

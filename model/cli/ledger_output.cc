@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "model/cli/output.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/units.h"
 #include "quire/model/session.h"
@@ -19,18 +20,8 @@
 namespace quire {
 namespace {
 
-// Of a name in the table.
-constexpr size_t kNameWidth = 24;
-
-std::string Printable(const std::string& name) {
-  std::string text;
-  for (const char c : name) {
-    const auto byte = static_cast<unsigned char>(c);
-    text += byte < 0x20 || byte == 0x7f ? '?' : c;
-  }
-  if (text.size() > kNameWidth) text = text.substr(0, kNameWidth - 3) + "...";
-  return text;
-}
+// Of a name in the table, without the dots of one that is longer.
+constexpr size_t kNameWidth = 21;
 
 std::string OrDash(Bytes bytes) {
   return bytes.zero() ? "-" : FormatBytes(bytes);
@@ -38,7 +29,7 @@ std::string OrDash(Bytes bytes) {
 
 std::string Line(const LedgerEntry& entry) {
   const std::string name =
-      absl::StrCat(entry.parent ? "  " : "", Printable(entry.name));
+      absl::StrCat(entry.parent ? "  " : "", Printable(entry.name, kNameWidth));
   return absl::StrFormat(
       "%-26s %8d %11s %11s %11s %11s %11s %11s %9.1f\n", name, entry.pid,
       FormatBytes(entry.claim), FormatBytes(entry.used),

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

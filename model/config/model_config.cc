@@ -9,9 +9,9 @@
 #include "absl/strings/str_format.h"
 #include "model/config/family.h"
 #include "model/tokenizer/stop_checker.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
-#include "quire/loader/quote.h"
 #include "quire/paging/kv_layout.h"
 
 namespace quire {

@@ -13,8 +13,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "model/decoder/weight_builder.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

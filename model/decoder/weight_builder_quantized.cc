@@ -7,8 +7,8 @@
 #include "model/decoder/gptq_weights.h"
 #include "model/decoder/weight_builder.h"
 #include "model/ops/planar_repack.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

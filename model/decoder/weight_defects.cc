@@ -1,7 +1,7 @@
 #include "model/decoder/weight_defects.h"
 
 #include "absl/strings/str_cat.h"
-#include "quire/loader/quote.h"
+#include "quire/alloc/quote.h"
 
 namespace quire {
 

@@ -12,10 +12,10 @@
 #include "model/decoder/shared_weights_entry.h"
 #include "model/decoder/weight_builder.h"
 #include "quire/alloc/quiescent.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/sleep.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/try_twice.h"
-#include "quire/loader/quote.h"
 #include "quire/model/model_weights.h"
 
 namespace quire {

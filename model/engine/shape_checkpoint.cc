@@ -11,10 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "model/config/family.h"
 #include "model/decoder/gptq_weights.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/gptq.h"
 #include "quire/loader/json_fields.h"
-#include "quire/loader/quote.h"
 #include "quire/model/model_config.h"
 
 namespace quire {

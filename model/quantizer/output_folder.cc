@@ -15,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/quantizer/checkpoint_export.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "model/tokenizer/byte_level.h"
 #include "model/tokenizer/unicode.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

@@ -15,8 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/json_reader.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 #include "quire/model/tokenizer.h"
 
 namespace quire {

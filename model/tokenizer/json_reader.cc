@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "model/tokenizer/unicode.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "model/tokenizer/bpe.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 namespace {

@@ -1,10 +1,11 @@
 // UTF-8 as the standard defines it: no overlong forms, no surrogates.
 
-#ifndef QUIRE_LOADER_UTF8_H_
-#define QUIRE_LOADER_UTF8_H_
+#ifndef QUIRE_ALLOC_UTF8_H_
+#define QUIRE_ALLOC_UTF8_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace quire {
@@ -19,6 +20,9 @@ Utf8Character FirstUtf8Character(std::string_view text);
 
 bool IsValidUtf8(std::string_view text);
 
+// The text, with U+FFFD for each byte that is no part of a character.
+std::string ValidUtf8(std::string_view text);
+
 }  // namespace quire
 
-#endif  // QUIRE_LOADER_UTF8_H_
+#endif  // QUIRE_ALLOC_UTF8_H_

@@ -1,4 +1,4 @@
-#include "quire/loader/quote.h"
+#include "quire/alloc/quote.h"
 
 #include <gtest/gtest.h>
 

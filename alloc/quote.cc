@@ -1,8 +1,8 @@
-#include "quire/loader/quote.h"
+#include "quire/alloc/quote.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "loader/utf8.h"
+#include "alloc/utf8.h"
 
 namespace quire {
 namespace {

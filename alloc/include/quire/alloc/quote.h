@@ -1,12 +1,12 @@
-// Text that comes from files, made fit for a message: one line, of bounded
-// length, without control characters.
+// Text from outside, made fit for a message: one line, of bounded length,
+// without control characters.
 //
-// Names in a checkpoint are chosen by whoever made the file. Put into a message
-// as they are, they could forge further lines, move a terminal's cursor or fill
-// a log.
+// Names in a checkpoint are chosen by whoever made the file, and those of
+// owners by the program. Put into a message as they are, they could forge
+// further lines, move a terminal's cursor or fill a log.
 
-#ifndef QUIRE_LOADER_QUOTE_H_
-#define QUIRE_LOADER_QUOTE_H_
+#ifndef QUIRE_ALLOC_QUOTE_H_
+#define QUIRE_ALLOC_QUOTE_H_
 
 #include <cstddef>
 #include <string>
@@ -25,4 +25,4 @@ std::string Quoted(std::string_view text);
 
 }  // namespace quire
 
-#endif  // QUIRE_LOADER_QUOTE_H_
+#endif  // QUIRE_ALLOC_QUOTE_H_
