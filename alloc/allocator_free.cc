@@ -13,6 +13,11 @@ absl::Status FreedAlready(DeviceAddress address) {
       absl::StrFormat("%#x was freed already", address.value()));
 }
 
+absl::Status NeverAllocated(DeviceAddress address) {
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%#x was never allocated here", address.value()));
+}
+
 }  // namespace
 
 absl::Status DeviceAllocator::Impl::FreeSlow(DeviceAddress address,
@@ -194,42 +199,43 @@ absl::Status DeviceAllocator::Impl::RecordStream(DeviceAddress address,
     streams.push_back(stream);
   }
   block.record().store(block.record().load().WithSpecial(true));
+  Trace(TraceAction::kRecordStream, block.span->heap->owner(), address,
+        Bytes(RequestedOf(block)), stream);
   return absl::OkStatus();
 }
 
+// What lies at the address, by what is still known of it: the table of
+// allocator.h.
 absl::StatusOr<Block> DeviceAllocator::Impl::LocateLive(
     DeviceAddress address) const {
-  Span* span = spans_ == nullptr ? nullptr : spans_->Find(address);
-  if (span != nullptr && span->marker) {
-    const OwnerHeap* const heap = span->heap;
-    span = heap->FindLarge(address);
-    if (span == nullptr && heap->WasInUse(address)) {
-      return FreedAlready(address);
-    }
+  if (spans_ == nullptr) return NeverAllocated(address);
+  Span* span = spans_->Find(address);
+  // Somebody else's range, where this allocator may have had one before.
+  if (span == nullptr && memory_->Find(address) != nullptr) {
+    return NeverAllocated(address);
   }
+  if (span != nullptr && span->marker) span = span->heap->FindLarge(address);
   if (span == nullptr) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%#x was not allocated here, or its memory was given back since",
-        address.value()));
+    return spans_->WasUsed(address) ? FreedAlready(address)
+                                    : NeverAllocated(address);
   }
-  const std::optional<uint32_t> slot = span->SlotAt(address.value());
-  if (!slot) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%#x is not the start of an allocation: it is byte %u of one of %u "
-        "bytes",
-        address.value(), (address.value() - span->base) % span->slot_size,
-        span->slot_size));
-  }
-  switch (span->record(*slot).load().use()) {
+  const std::optional<uint32_t> slot = span->SlotAround(address.value());
+  if (!slot) return NeverAllocated(address);
+  const Block block = {span, *slot};
+  switch (block.record().load().use()) {
     case SlotUse::kLive:
-      return Block{span, *slot};
-    case SlotUse::kUnused:
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%#x was never allocated", address.value()));
-    case SlotUse::kFreed:
       break;
+    case SlotUse::kUnused:
+      return NeverAllocated(address);
+    case SlotUse::kFreed:
+      return FreedAlready(address);
   }
-  return FreedAlready(address);
+  if (block.address() == address) return block;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%#x is not the start of an allocation: it is byte %u of the one of %u "
+      "bytes at %#x",
+      address.value(), address.value() - block.address().value(),
+      RequestedOf(block), block.address().value()));
 }
 
 absl::Status DeviceAllocator::Impl::CheckStream(StreamId stream) const {

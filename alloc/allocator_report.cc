@@ -176,14 +176,12 @@ std::optional<AllocationInfo> DeviceAllocator::Impl::Find(
   MutexLock lock(&mutex_);
   Span* span = spans_->Find(address);
   if (span != nullptr && span->marker) span = span->heap->FindLarge(address);
-  if (span == nullptr || address.value() < span->base) return std::nullopt;
-  const uint64_t slot = (address.value() - span->base) / span->slot_size;
-  if (slot >= span->slot_count ||
-      span->record(static_cast<uint32_t>(slot)).load().use() !=
-          SlotUse::kLive) {
+  if (span == nullptr) return std::nullopt;
+  const std::optional<uint32_t> slot = span->SlotAround(address.value());
+  if (!slot || span->record(*slot).load().use() != SlotUse::kLive) {
     return std::nullopt;
   }
-  return InfoOf({span, static_cast<uint32_t>(slot)});
+  return InfoOf({span, *slot});
 }
 
 std::vector<AllocationInfo> DeviceAllocator::Impl::CalculateLiveAllocations()

@@ -136,68 +136,6 @@ TEST_F(AllocatorTest, OwnersBeyondTheRegistryAreRefused) {
   }
 }
 
-// ---- Wrong frees ------------------------------------------------------------
-
-TEST_F(AllocatorTest, DoubleFreesAreFoundInEveryState) {
-  const StreamId stream = MakeStream();
-  for (const uint64_t size : {uint64_t{100}, 3 * kPageBytes}) {
-    // Keeps the slab, where it is one.
-    const DeviceAddress other = Allocate(size);
-    const DeviceAddress free = Allocate(size, stream);
-    const DeviceAddress cooling = Allocate(size, stream);
-    Gate gate(driver_.get(), stream);
-    Free(free);
-    Free(cooling, stream);
-    const AllocatorStatistics before = Statistics();
-    for (const DeviceAddress address : {free, cooling}) {
-      for (const StreamId on : {StreamId(), stream}) {
-        EXPECT_EQ(allocator_->Free(address, on).code(),
-                  absl::StatusCode::kFailedPrecondition);
-        EXPECT_EQ(allocator_->RecordStream(address, stream).code(),
-                  absl::StatusCode::kFailedPrecondition);
-      }
-      EXPECT_FALSE(allocator_->Find(address).has_value());
-    }
-    EXPECT_EQ(Statistics().cooling_bytes, before.cooling_bytes);
-    EXPECT_EQ(Statistics().cached_bytes, before.cached_bytes);
-    EXPECT_EQ(Statistics().total_frees, before.total_frees);
-    gate.Open();
-    Free(other);
-  }
-}
-
-TEST_F(AllocatorTest, ForeignAndInteriorAddressesAreRefused) {
-  const DeviceAddress small = Allocate(1000);
-  const DeviceAddress large = AllocatePages(3);
-  AddressRange* const foreign = Reserve(2);
-  ASSERT_EQ(Commit(foreign, 0, 2), absl::OkStatus());
-  int not_a_span = 0;
-  const auto refused = [this](uint64_t address) {
-    EXPECT_EQ(allocator_->Free(DeviceAddress(address)).code(),
-              absl::StatusCode::kInvalidArgument)
-        << std::hex << address;
-  };
-  for (const uint64_t address :
-       {uint64_t{0}, uint64_t{1}, UINT64_MAX, small.value() + 1,
-        small.value() + 256, small.value() + 999, small.value() - 256,
-        large.value() + 1, large.value() + kPageBytes,
-        large.value() + 3 * kPageBytes - 1, large.value() + 3 * kPageBytes,
-        reinterpret_cast<uint64_t>(&not_a_span)}) {
-    refused(address);
-  }
-  // Whatever a stranger keeps with a range, it is not taken for ours.
-  for (const uintptr_t data : {uintptr_t{0}, uintptr_t{1}, uintptr_t{2},
-                               reinterpret_cast<uintptr_t>(&not_a_span)}) {
-    foreign->set_user_data(reinterpret_cast<void*>(data));
-    refused(foreign->address().value());
-    EXPECT_FALSE(allocator_->Find(foreign->address()).has_value());
-  }
-  memory_->ReleaseRange(foreign, Fence());
-  EXPECT_EQ(Statistics().live_allocations, 2u);
-  Free(small);
-  Free(large);
-}
-
 TEST_F(AllocatorTest, StreamsThatNeverWereAreRefused) {
   const DeviceAddress address = Allocate(100);
   EXPECT_EQ(allocator_->Free(address, StreamId(987654)).code(),

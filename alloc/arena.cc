@@ -184,6 +184,7 @@ absl::Status Arena::Back(const Piece& pages) {
   QUIRE_RETURN_IF_ERROR(status);
   holes_.Take(pages.begin, pages.length);
   SetState(pages, PageState::kBacked);
+  spans_->NoteUse(DeviceAddress(pages.begin), PageCount(count));
   backed_pages_ += count;
   total_->bytes += pages.length;
   total_->made_bytes += pages.length;
@@ -263,19 +264,6 @@ AddressRange* Arena::RangeAt(uint64_t address, PageCount* slot) const {
   return chunk.range;
 }
 
-bool Arena::WasInUse(uint64_t address) const {
-  const auto behind = chunks_.upper_bound(address);
-  if (behind != chunks_.begin()) {
-    const Chunk& chunk = std::prev(behind)->second;
-    const uint64_t page =
-        (address - chunk.range->address().value()) / page_bytes_;
-    if (page < chunk.pages.size()) {
-      return chunk.pages[page].state == PageState::kBacked;
-    }
-  }
-  return true;  // by a detour
-}
-
 PageHandle Arena::PageAt(uint64_t address) const {
   PageCount slot;
   AddressRange* const range = RangeAt(address, &slot);
@@ -333,6 +321,7 @@ absl::StatusOr<Detour*> Arena::MakeDetour(Pieces pieces, Bytes alignment) {
   }
   detours_[made] = std::move(detour);
   spans_->Publish(made->range->address(), made->range->pages(), marker_);
+  spans_->NoteUse(made->range->address(), made->range->pages());
   return made;
 }
 

@@ -119,9 +119,6 @@ class Arena {
   // Whether parts of pages wait for fences that can complete.
   bool IsEnding() const;
   PageHandle PageAt(uint64_t address) const;
-  // Whether something may have lain at the address, and its page is still
-  // there.
-  bool WasInUse(uint64_t address) const;
   // The range that the address lies in, and its page there.
   AddressRange* RangeAt(uint64_t address, PageCount* slot) const;
   // For a mesh: the home addresses of the pages get other pages (`to`), and

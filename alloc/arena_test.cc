@@ -204,9 +204,12 @@ TEST_F(ArenaTest, ADetourWhoseStreamMayNotBeAskedStays) {
 
 TEST_F(ArenaTest, AddressesGoBackWithTheLastPage) {
   const uint64_t begin = Grow(3);
+  EXPECT_FALSE(spans_->WasUsed(DeviceAddress(begin + 3 * kPageBytes)));
   Give({begin, 3 * kPageBytes});
   EXPECT_EQ(memory_->GetStatistics().reserved, Bytes(0));
   EXPECT_EQ(spans_->Find(DeviceAddress(begin)), nullptr);
+  // What lay there is remembered.
+  EXPECT_TRUE(spans_->WasUsed(DeviceAddress(begin + 3 * kPageBytes - 1)));
 }
 
 // Random pieces come and go; what is told of pages is counted byte by byte.

@@ -199,10 +199,6 @@ class OwnerHeap {
   // The live large allocation that contains the address; null where there is
   // none.
   Span* FindLarge(DeviceAddress address) const;
-  // Of an address that none contains: whether one may have.
-  bool WasInUse(DeviceAddress address) const {
-    return arena_.WasInUse(address.value());
-  }
   // Drops idle detours, the oldest first: those that are many beside the pages,
   // or all. Returns how many went.
   uint64_t TrimDetours(bool all, absl::FunctionRef<bool(StreamId)> may_record);

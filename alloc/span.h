@@ -113,6 +113,11 @@ struct alignas(64) Span {
     if (slot >= slot_count || slot * slot_size != offset) return std::nullopt;
     return static_cast<uint32_t>(slot);
   }
+  // The slot that `address` lies in.
+  std::optional<uint32_t> SlotAround(uint64_t address) const {
+    if (address < base || address - base >= capacity()) return std::nullopt;
+    return static_cast<uint32_t>((address - base) / slot_size);
+  }
   void SetSlots(uint64_t size, uint32_t count) {
     slot_size = size;
     slot_count = count;

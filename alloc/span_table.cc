@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
@@ -16,6 +17,24 @@ namespace {
 // cache line: 0.4 % of the memory.
 constexpr uint64_t kSlotBytesPerRecordByte = 256;
 constexpr uint64_t kMostRecordBytes = 64;
+
+constexpr uint64_t kBitsPerWord = 64;
+
+uint64_t WordsFor(uint64_t bits) {
+  return (bits + kBitsPerWord - 1) / kBitsPerWord;
+}
+
+// Zeros, which the system backs where they are written.
+absl::StatusOr<void*> MapZeros(uint64_t bytes) {
+  void* const mapped =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, 0);
+  if (mapped != MAP_FAILED) return mapped;
+  const int error = errno;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("cannot map a table of spans of ", bytes,
+                   " bytes: ", std::strerror(error)));
+}
 
 uint32_t RecordShift(uint64_t slot_size) {
   const uint64_t bytes =
@@ -35,26 +54,38 @@ absl::StatusOr<std::unique_ptr<SpanTable>> SpanTable::Create(DeviceAddress base,
   static_assert(sizeof(Entry) == sizeof(Span*));
   const int shift = std::countr_zero(page_size.value());
   const uint64_t pages = size.value() >> shift;
-  void* const table =
-      mmap(nullptr, pages * sizeof(Entry), PROT_READ | PROT_WRITE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, 0);
-  if (table == MAP_FAILED) {
-    const int error = errno;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot map a table of spans of ", pages * sizeof(Entry),
-                     " bytes: ", std::strerror(error)));
-  }
-  return std::unique_ptr<SpanTable>(
-      new SpanTable(base.value(), pages, shift, static_cast<Entry*>(table)));
+  std::unique_ptr<SpanTable> spans(new SpanTable(base.value(), pages, shift));
+  QUIRE_ASSIGN_OR_RETURN(void* const table, MapZeros(pages * sizeof(Entry)));
+  spans->table_ = static_cast<Entry*>(table);
+  QUIRE_ASSIGN_OR_RETURN(void* const used,
+                         MapZeros(WordsFor(pages) * sizeof(uint64_t)));
+  spans->used_ = static_cast<uint64_t*>(used);
+  return spans;
 }
 
-SpanTable::~SpanTable() { munmap(table_, pages_ * sizeof(Entry)); }
+SpanTable::~SpanTable() {
+  if (table_ != nullptr) munmap(table_, pages_ * sizeof(Entry));
+  if (used_ != nullptr) munmap(used_, WordsFor(pages_) * sizeof(uint64_t));
+}
 
 void SpanTable::Publish(DeviceAddress address, PageCount pages, Span* span) {
   const uint64_t first = (address.value() - base_) >> page_shift_;
   for (uint64_t i = 0; i < pages.value(); ++i) {
     table_[first + i].store(span, std::memory_order_release);
   }
+}
+
+void SpanTable::NoteUse(DeviceAddress address, PageCount pages) {
+  const uint64_t first = (address.value() - base_) >> page_shift_;
+  for (uint64_t page = first; page < first + pages.value(); ++page) {
+    used_[page / kBitsPerWord] |= uint64_t{1} << page % kBitsPerWord;
+  }
+}
+
+bool SpanTable::WasUsed(DeviceAddress address) const {
+  const uint64_t page = (address.value() - base_) >> page_shift_;
+  return page < pages_ &&
+         (used_[page / kBitsPerWord] >> page % kBitsPerWord & 1) != 0;
 }
 
 Span* SpanTable::TakeUnused() {

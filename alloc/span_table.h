@@ -4,6 +4,8 @@
 // One pointer per page of the device's addresses, in memory that the system
 // backs when it is first touched, so that a span is found by one load and no
 // hash. Find may run beside anything; all else needs the allocator's lock.
+// Beside it a bit per page tells addresses that memory was ever handed out at,
+// so that a free of what was given back since is known from a stranger's.
 //
 // Spans and slot records are used again and never given back before the end: a
 // thread that asks about an address which is not live (any more) reads a
@@ -52,6 +54,9 @@ class SpanTable {
   // The pages from `address` on lead to `span` from here on, or nowhere where
   // it is null.
   void Publish(DeviceAddress address, PageCount pages, Span* span);
+  // Memory is handed out at these addresses from here on, or was.
+  void NoteUse(DeviceAddress address, PageCount pages);
+  bool WasUsed(DeviceAddress address) const;
   // Gives the span records for `slots` slots of `slot_size` bytes, all unused.
   // REQUIRES: none is live.
   void SetRecords(Span* span, uint32_t slots, uint64_t slot_size);
@@ -66,8 +71,8 @@ class SpanTable {
  private:
   using Entry = std::atomic<Span*>;
 
-  SpanTable(uint64_t base, uint64_t pages, int page_shift, Entry* table)
-      : base_(base), pages_(pages), page_shift_(page_shift), table_(table) {}
+  SpanTable(uint64_t base, uint64_t pages, int page_shift)
+      : base_(base), pages_(pages), page_shift_(page_shift) {}
   Span* TakeUnused();
   void ReturnRecords(Span* span);
   // Records with what lies between them, which two spans may have in turn: the
@@ -77,7 +82,9 @@ class SpanTable {
   const uint64_t base_;
   const uint64_t pages_;
   const int page_shift_;
-  Entry* const table_;  // pages_ entries
+  // Both are null until Create has room for them.
+  Entry* table_ = nullptr;    // pages_ entries
+  uint64_t* used_ = nullptr;  // pages_ bits
 
   std::deque<Span> storage_;
   std::vector<Span*> unused_;

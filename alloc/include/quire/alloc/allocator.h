@@ -59,6 +59,10 @@ struct AllocateOptions {
   // A relocation pass may move it. Its free is slower, since the allocator
   // keeps a record of it.
   bool movable = false;
+  // For leak reports, of what wraps this allocator: where the function that its
+  // users call returns to (__builtin_return_address(0)), so that callers begin
+  // with theirs. Null: with that of Allocate.
+  const void* caller = nullptr;
 };
 
 // What is known of one live allocation.
@@ -156,11 +160,21 @@ class DeviceAllocator {
                                          const AllocateOptions& options = {});
   // Frees memory whose uses are all queued on `stream` (StreamId(): all done),
   // or on streams that were recorded. A stream that is destroyed afterwards has
-  // done its work: destroying waits for it.
-  // Errors: kInvalidArgument for an address that is not the start of a live
-  // allocation (foreign, interior); kFailedPrecondition for a double free, as
-  // long as the memory is not in another use; kNotFound for a stream that never
-  // was. A failed free changes nothing.
+  // done its work: destroying waits for it. kNotFound: one that never was.
+  //
+  //   the address is                         Free returns
+  //   the start of what is live              OK, asleep or not
+  //     that is pinned, or being moved       kFailedPrecondition
+  //   inside of what is live                 kInvalidArgument
+  //   in what was freed, whether its memory  kFailedPrecondition
+  //     is kept, cools, sleeps or was given
+  //     back (Trim)
+  //   of another allocator, another runtime, kInvalidArgument
+  //     the host; never handed out
+  //
+  // What was freed is known until its memory is in another use. Of pages that
+  // the allocator has or had, what was never handed out but as a part of others
+  // may count as freed. A failed free changes nothing.
   absl::Status Free(DeviceAddress address, StreamId stream = StreamId());
   // Adds a stream that uses the allocation: a later Free waits for it as well,
   // and nobody has the memory before all its streams are done. Errors as Free.

@@ -6,6 +6,8 @@
 //   c_api_compaction.h  quiescent sections, mesh, relocation, pins, sleep
 //   c_api_graph.h       memory that graphs keep
 //   c_api_hooks.h       pressure, shortages, pages that come and go
+//   c_api_pytorch.h     PyTorch's pluggable allocator
+//   c_api_reports.h     snapshots, statistics in detail, traces, leaks
 // They are C11 and C++11, and an ABI:
 // within one minor version (0.x), or one major version from 1 on, functions and
 // fields are added at the end and nothing else changes.
@@ -38,6 +40,10 @@
 // Threads. Every function may be called from any thread at any time, also on
 // one handle, until the handle is destroyed. Errors are kept for each thread.
 //
+// Forks. In a forked child every function that is given a handle of the
+// parent's is QUIRE_FAILED_PRECONDITION; destroying one leaves everything to
+// the parent.
+//
 // Streams. A stream is a number from quire_stream_create or
 // quire_stream_adopt; 0 is no stream.
 // Nothing is stream-ordered unless the function says so.
@@ -58,6 +64,7 @@
 #include "quire/alloc/c_api_compaction.h"
 #include "quire/alloc/c_api_graph.h"
 #include "quire/alloc/c_api_hooks.h"
+#include "quire/alloc/c_api_pytorch.h"
 #include "quire/alloc/c_api_reports.h"
 
 #ifdef __cplusplus
@@ -89,7 +96,9 @@ typedef struct quire_runtime_options {
   // Physical memory to use on each device, at most. Default: what is free when
   // the runtime is created.
   uint64_t limit;
-  // Events kept for reports (default 16384). 1 in the second field: none.
+  // Events kept for reports, of all devices together (default 16384, at most
+  // 2^28); each thread takes memory for as many as it causes. Not 0 in the
+  // second field: none are kept.
   uint64_t trace_capacity;
   uint32_t disable_trace;
   uint32_t padding;
@@ -369,10 +378,22 @@ QUIRE_C_FUNCTION quire_status quire_allocator_allocate(
     quire_allocator* allocator, uint64_t bytes,
     const quire_allocate_options* options, uint64_t* address) QUIRE_C_NOEXCEPT;
 // Stream-ordered: all uses are queued on `stream` (0: are over), or on streams
-// that were recorded. Address 0 does nothing. Errors: QUIRE_INVALID_ARGUMENT
-// for an address that is not the start of a live allocation,
-// QUIRE_FAILED_PRECONDITION for a double free, and for what is pinned or being
-// moved, QUIRE_NOT_FOUND for a stream.
+// that were recorded. QUIRE_NOT_FOUND for a stream that never was.
+//
+//   the address is                         the result is
+//   0                                      QUIRE_OK: nothing is done
+//   the start of what is live              QUIRE_OK, asleep or not
+//     that is pinned, or being moved       QUIRE_FAILED_PRECONDITION
+//   inside of what is live                 QUIRE_INVALID_ARGUMENT
+//   in what was freed, whether its memory  QUIRE_FAILED_PRECONDITION
+//     is kept, cools, sleeps or was given
+//     back (quire_allocator_trim)
+//   of another allocator, another runtime, QUIRE_INVALID_ARGUMENT
+//     the host; never handed out
+//
+// What was freed is known until its memory is in another use. Of pages that the
+// allocator has or had, what was never handed out but as a part of others may
+// count as freed.
 QUIRE_C_FUNCTION quire_status
 quire_allocator_free(quire_allocator* allocator, uint64_t address,
                      uint64_t stream) QUIRE_C_NOEXCEPT;
