@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <random>
@@ -16,6 +17,10 @@
 
 namespace quire {
 namespace {
+
+// Of the library itself, between the stack walk and its caller: so many at
+// most, in builds that inline nothing.
+constexpr size_t kMostInnerFrames = 32;
 
 std::atomic<uint64_t> next_serial{1};
 
@@ -62,8 +67,22 @@ uint64_t AllocationSampler::DrawInterval() const {
                       : std::numeric_limits<int64_t>::max();
 }
 
+std::vector<const void*> AllocationSampler::Callers(const void* first) const {
+  const size_t wanted = std::min(options_.frames, kMostFrames);
+  void* frames[kMostFrames + kMostInnerFrames];
+  const auto found = static_cast<size_t>(
+      std::max(0, backtrace(frames, static_cast<int>(std::size(frames)))));
+  const auto end = frames + found;
+  auto begin = std::find(frames, end, first);
+  // This function and Consider; whether OnAllocate was inlined, the compiler
+  // decides.
+  if (begin == end) begin = frames + std::min<size_t>(found, 2);
+  const auto kept = std::min(wanted, static_cast<size_t>(end - begin));
+  return std::vector<const void*>(begin, begin + kept);
+}
+
 bool AllocationSampler::Consider(DeviceAddress address, Bytes size,
-                                 uint64_t weight) {
+                                 uint64_t weight, const void* caller) {
   Countdown& countdown = this_thread_;
   if (!options_.interval.zero()) {
     if (countdown.sampler != serial_) {
@@ -76,16 +95,10 @@ bool AllocationSampler::Consider(DeviceAddress address, Bytes size,
     countdown.left = DrawInterval();
   }
 
-  // The innermost frame is this one; whether OnAllocate was inlined, the
-  // compiler decides.
-  void* frames[kMostFrames + 1];
-  const int wanted =
-      static_cast<int>(std::min(options_.frames, kMostFrames)) + 1;
-  const int found = backtrace(frames, wanted);
   Sample sample;
   sample.address = address;
   sample.size = size;
-  if (found > 1) sample.callers.assign(frames + 1, frames + found);
+  sample.callers = Callers(caller);
   // An allocation is met with probability 1 - exp(-bytes / interval).
   const double bytes = static_cast<double>(size.value());
   const double interval = static_cast<double>(options_.interval.value());

@@ -63,7 +63,7 @@ DeviceAllocator::Impl::Impl(DeviceMemory* memory,
 // ---- The fast paths ---------------------------------------------------------
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Allocate(
-    Bytes size, const AllocateOptions& options) {
+    Bytes size, const AllocateOptions& options, const void* caller) {
   if (options.alignment == kDefaultAlignment && !options.movable &&
       size <= classes_.largest()) [[likely]] {
     ThreadCache* const cache =
@@ -75,14 +75,14 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::Allocate(
       cache->Leave();
       if (address != 0) [[likely]] {
         if (observed_) [[unlikely]] {
-          ObserveFastAllocation(DeviceAddress(address), size, options);
+          ObserveFastAllocation(DeviceAddress(address), size, options, caller);
         }
         CheckAfterFastPath();
         return DeviceAddress(address);
       }
     }
   }
-  return AllocateSlow(size, options);
+  return AllocateSlow(size, options, caller);
 }
 
 absl::Status DeviceAllocator::Impl::Free(DeviceAddress address,
@@ -140,7 +140,7 @@ DeviceMemory* DeviceAllocator::memory() const { return impl_->memory(); }
 // paths.
 absl::StatusOr<DeviceAddress> DeviceAllocator::Allocate(
     Bytes size, const AllocateOptions& options) {
-  return impl_->Allocate(size, options);
+  return impl_->Allocate(size, options, __builtin_return_address(0));
 }
 absl::Status DeviceAllocator::Free(DeviceAddress address, StreamId stream) {
   return impl_->Free(address, stream);

@@ -23,7 +23,7 @@ constexpr std::chrono::microseconds kMostPatience(1000);
 }  // namespace
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
-    Bytes size, const AllocateOptions& options) {
+    Bytes size, const AllocateOptions& options, const void* caller) {
   QUIRE_RETURN_IF_ERROR(CheckNotForked());
   Request request = {size, options.stream, options.owner,
                      std::max(options.alignment, kDefaultAlignment),
@@ -58,7 +58,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSlow(
   absl::StatusOr<DeviceAddress> address =
       WithOutOfMemoryHooks(memory_, allocate);
   if (!address.ok()) return Fail(request, address.status());
-  if (sampler_ != nullptr) Sample(*address, size);
+  if (sampler_ != nullptr) Sample(*address, size, options, caller);
   return address;
 }
 
@@ -145,11 +145,11 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
   const auto add =
       [&](OwnerHeap* heap, RangeNeeds* needs)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::StatusOr<Block> {
-    const uint64_t small = heap->SmallSlabBytes(size_class, request.alignment);
+    const uint64_t first = heap->FirstSlabBytes(size_class, request.alignment);
     constexpr OwnerHeap::Keep kKeep = OwnerHeap::Keep::kComebacks;
     const auto wanted = [&]() -> uint64_t {
-      if (small == 0) return pages.value();
-      return heap->HasRoomFor(small) ? 0 : 1;
+      if (first == 0) return pages.value();
+      return heap->HasRoomFor(first) ? 0 : 1;
     };
     uint64_t new_pages = wanted();
     if (memory_->Harvest().value() < new_pages) {
@@ -166,7 +166,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
               .wait = wait,
               .keep = kKeep};
     Recycle(new_pages, heap, needs->keep);
-    QUIRE_RETURN_IF_ERROR(small > 0 ? heap->AddSmallSlab(size_class, small)
+    QUIRE_RETURN_IF_ERROR(first > 0 ? heap->AddFirstSlab(size_class, first)
                                     : heap->AddSlab(size_class, new_pages));
     return *heap->TakeSlot(size_class, request.alignment);
   };

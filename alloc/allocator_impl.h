@@ -77,8 +77,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::Status CheckNotForked() const { return fork_guard_.Check(); }
 
   DeviceMemory* memory() const { return memory_; }
+  // `caller`: where the public function returns to.
   absl::StatusOr<DeviceAddress> Allocate(Bytes size,
-                                         const AllocateOptions& options);
+                                         const AllocateOptions& options,
+                                         const void* caller);
   absl::Status Free(DeviceAddress address, StreamId stream);
   absl::Status RecordStream(DeviceAddress address, StreamId stream);
   bool Manages(DeviceAddress address) const;
@@ -171,7 +173,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
 
   // ---- allocator_allocate.cc ----
   absl::StatusOr<DeviceAddress> AllocateSlow(Bytes size,
-                                             const AllocateOptions& options)
+                                             const AllocateOptions& options,
+                                             const void* caller)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<DeviceAddress> AllocateSmall(int size_class,
                                               const Request& request)
@@ -494,10 +497,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // ---- allocator_sample.cc ----
   // Of what went the fast way, where somebody wants to know of it.
   void ObserveFastAllocation(DeviceAddress address, Bytes size,
-                             const AllocateOptions& options)
+                             const AllocateOptions& options, const void* caller)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets the sampler have a look at a new allocation, and at its callers.
-  void Sample(DeviceAddress address, Bytes size) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Sample(DeviceAddress address, Bytes size, const AllocateOptions& options,
+              const void* caller) ABSL_LOCKS_EXCLUDED(mutex_);
   // What is known of a special block that is live no more.
   void ForgetSpecial(DeviceAddress address)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -11,13 +11,17 @@
 namespace quire {
 
 void DeviceAllocator::Impl::ObserveFastAllocation(
-    DeviceAddress address, Bytes size, const AllocateOptions& options) {
+    DeviceAddress address, Bytes size, const AllocateOptions& options,
+    const void* caller) {
   Trace(TraceAction::kAllocate, options.owner, address, size, options.stream);
-  if (sampler_ != nullptr) Sample(address, size);
+  if (sampler_ != nullptr) Sample(address, size, options, caller);
 }
 
-void DeviceAllocator::Impl::Sample(DeviceAddress address, Bytes size) {
-  if (!sampler_->OnAllocate(address, size)) return;
+void DeviceAllocator::Impl::Sample(DeviceAddress address, Bytes size,
+                                   const AllocateOptions& options,
+                                   const void* caller) {
+  if (options.caller != nullptr) caller = options.caller;
+  if (!sampler_->OnAllocate(address, size, caller)) return;
   MutexLock lock(&mutex_);
   // The caller has not got the address yet, so nobody has freed it.
   const absl::StatusOr<Block> block = LocateLive(address);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "alloc/testing/allocator_fixture.h"
+#include "alloc/testing/enclosing_function.h"
 #include "quire/alloc/allocation_sampler.h"
 #include "quire/alloc/allocator.h"
 #include "quire/alloc/quiescent.h"
@@ -89,6 +90,52 @@ TEST_F(AllocatorSampleTest, KnowsEveryLiveAllocationAndNoOther) {
   }
   for (const auto& [address, size] : live) Free(address);
   EXPECT_TRUE(Sampled().empty());
+}
+
+[[gnu::noinline]] DeviceAddress AllocateHere(DeviceAllocator* allocator,
+                                             uint64_t size,
+                                             const AllocateOptions& options) {
+  const auto address = allocator->Allocate(Bytes(size), options);
+  return address.value_or(DeviceAddress());
+}
+
+[[gnu::noinline]] DeviceAddress AllocateForMyCaller(DeviceAllocator* allocator,
+                                                    uint64_t size,
+                                                    AllocateOptions options) {
+  options.caller = __builtin_return_address(0);
+  return AllocateHere(allocator, size, options);
+}
+
+// Neither the library's own frames come first nor those of what wraps it: on
+// the fast path, on the others, for movable and large ones.
+TEST_F(AllocatorSampleTest, CallersBeginWithWhoeverCalledAllocate) {
+  std::vector<DeviceAddress> live;
+  std::set<uintptr_t> functions;
+  const auto note = [&](DeviceAddress address) {
+    live.push_back(address);
+    const auto sample = allocator_->sampler()->Find(address);
+    ASSERT_TRUE(sample.has_value());
+    ASSERT_FALSE(sample->callers.empty());
+    EXPECT_LE(sample->callers.size(), 16u);
+    functions.insert(EnclosingFunction(
+        reinterpret_cast<uintptr_t>(sample->callers.front())));
+  };
+  for (const bool movable : {false, true}) {
+    for (const uint64_t size : {uint64_t{1000}, 3 * kPageBytes}) {
+      for (int i = 0; i < 3; ++i) {
+        note(AllocateHere(allocator_.get(), size, {.movable = movable}));
+      }
+    }
+  }
+  EXPECT_EQ(functions, std::set{reinterpret_cast<uintptr_t>(&AllocateHere)});
+  functions.clear();
+  note(AllocateForMyCaller(allocator_.get(), 1000, {}));
+  note(AllocateForMyCaller(allocator_.get(), 3 * kPageBytes, {}));
+  EXPECT_EQ(functions.size(), 1u);
+  EXPECT_FALSE(functions.contains(reinterpret_cast<uintptr_t>(&AllocateHere)));
+  EXPECT_FALSE(
+      functions.contains(reinterpret_cast<uintptr_t>(&AllocateForMyCaller)));
+  for (const DeviceAddress address : live) Free(address);
 }
 
 // A free that fails leaves the sample, as it leaves the allocation.

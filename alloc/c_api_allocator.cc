@@ -79,10 +79,11 @@ quire_status quire_allocator_allocate(quire_allocator* allocator,
                                       uint64_t bytes,
                                       const quire_allocate_options* options,
                                       uint64_t* address) noexcept {
+  quire::AllocateOptions allocate_options;
+  allocate_options.caller = __builtin_return_address(0);
   return Call([&]() -> absl::Status {
     QUIRE_RETURN_IF_ERROR(
         CheckArguments({{"allocator", allocator}, {"address", address}}));
-    quire::AllocateOptions allocate_options;
     if (options != nullptr) {
       QUIRE_ASSIGN_OR_RETURN(const quire_allocate_options known,
                              ReadOptions("quire_allocate_options", options));

@@ -1,15 +1,19 @@
 // Marks, traces and leaks through the C interface.
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <string>
 #include <vector>
 
 #include "alloc/testing/c_api_fixture.h"
+#include "alloc/testing/enclosing_function.h"
 #include "quire/alloc/trace_formats.h"
 
 namespace {
@@ -101,6 +105,15 @@ TEST_F(CApiReportsTest, LeaksOfWhomNobodyRegisteredAreRefused) {
             QUIRE_INVALID_ARGUMENT);
 }
 
+// What it returns is used, so that the call is none at its end.
+[[gnu::noinline]] uint64_t AllocateHere(quire_allocator* allocator) {
+  uint64_t address = 0;
+  return quire_allocator_allocate(allocator, 5 << 20, nullptr, &address) ==
+                 QUIRE_OK
+             ? address
+             : 0;
+}
+
 TEST(CApiSampleTest, LeaksSayWhoseCallsMadeThem) {
   quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
   options.driver = QUIRE_DRIVER_HOST_WITHOUT_MEMORY;
@@ -109,14 +122,25 @@ TEST(CApiSampleTest, LeaksSayWhoseCallsMadeThem) {
   quire_allocator* allocator = nullptr;
   ASSERT_EQ(quire_runtime_create(&options, &runtime), QUIRE_OK);
   ASSERT_EQ(quire_runtime_get_allocator(runtime, 0, &allocator), QUIRE_OK);
-  uint64_t address = 0;
-  ASSERT_EQ(quire_allocator_allocate(allocator, 5 << 20, nullptr, &address),
-            QUIRE_OK);
+  const uint64_t address = AllocateHere(allocator);
+  ASSERT_NE(address, 0u);
   char* text = nullptr;
   ASSERT_EQ(quire_runtime_find_leaks(runtime, QUIRE_ALL_OWNERS, nullptr, &text),
             QUIRE_OK);
   // The program's file stands for a function that it does not export.
   EXPECT_THAT(text, HasSubstr("c_api_reports_test"));
+  // The first line of callers is this program's, not the library's.
+  std::smatch first;
+  const std::string lines = text;
+  ASSERT_TRUE(std::regex_search(lines, first,
+                                std::regex("sample\\):\n.*[+]0x([0-9a-f]+)")))
+      << text;
+  Dl_info program = {};
+  ASSERT_NE(dladdr(reinterpret_cast<void*>(&AllocateHere), &program), 0);
+  EXPECT_EQ(
+      quire::EnclosingFunction(reinterpret_cast<uintptr_t>(program.dli_fbase) +
+                               std::stoull(first[1], nullptr, 16) + 1),
+      reinterpret_cast<uintptr_t>(&AllocateHere));
   quire_string_free(text);
   EXPECT_EQ(quire_allocator_free(allocator, address, 0), QUIRE_OK);
   quire_allocator_destroy(allocator);

@@ -63,7 +63,10 @@ class AllocationSampler {
   explicit AllocationSampler(const AllocationSamplerOptions& options = {});
 
   // Whether the allocation is sampled: those that are not need no OnFree.
-  bool OnAllocate(DeviceAddress address, Bytes size) {
+  // `caller` is on the stack: the callers begin there. Null, or elsewhere:
+  // with whoever calls OnAllocate.
+  bool OnAllocate(DeviceAddress address, Bytes size,
+                  const void* caller = nullptr) {
     // An allocation of no bytes is one all the same.
     const uint64_t weight = size.zero() ? 1 : size.value();
     Countdown& countdown = this_thread_;
@@ -71,7 +74,7 @@ class AllocationSampler {
       countdown.left -= weight;
       return false;
     }
-    return Consider(address, size, weight);
+    return Consider(address, size, weight, caller);
   }
   // Before the memory may be handed out again.
   void OnFree(DeviceAddress address) {
@@ -103,7 +106,9 @@ class AllocationSampler {
     return static_cast<size_t>((address.value() * 0x9e3779b97f4a7c15) >> 50);
   }
   // The slow ways.
-  bool Consider(DeviceAddress address, Bytes size, uint64_t weight);
+  bool Consider(DeviceAddress address, Bytes size, uint64_t weight,
+                const void* caller);
+  std::vector<const void*> Callers(const void* first) const;
   void Forget(DeviceAddress address);
   bool Keep(Sample sample) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<Sample> Take(DeviceAddress address)
