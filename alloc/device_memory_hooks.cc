@@ -46,19 +46,16 @@ void DeviceMemory::Impl::UpdatePressure() {
   if (gauge_.Update(used)) {
     pressure_.store(gauge_.level(), std::memory_order_relaxed);
     events_.Add(PressureChange{std::nullopt, before, gauge_.level(),
-                               PageBytes(used),
-                               PageBytes(backing_.pool().limit())});
+                               PageBytes(used), LimitBytes(gauge_.limit())});
   }
   // The lambda is not seen to run under the lock.
   EventLog* const events = &events_;
   backing_.owners().UpdatePressure([&](OwnerId owner,
                                        const OwnerAccount& account,
                                        PressureLevel owner_before) {
-    const OwnerPageLimits& limits = account.limits;
-    const uint64_t limit =
-        limits.hard != kNoPageLimit ? limits.hard : limits.soft;
     events->Add(PressureChange{owner, owner_before, account.gauge.level(),
-                               PageBytes(account.live), LimitBytes(limit)});
+                               PageBytes(account.live),
+                               LimitBytes(account.gauge.limit())});
   });
 }
 

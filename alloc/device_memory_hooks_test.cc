@@ -260,20 +260,20 @@ TEST_F(DeviceMemoryHooksTest, HearOfPressureBeyondTheSoftLimit) {
   ASSERT_EQ(Commit(range_, 0, 20), absl::OkStatus());
   EXPECT_THAT(pressure(), IsEmpty());
   ASSERT_EQ(Commit(range_, 20, 1), absl::OkStatus());
-  EXPECT_THAT(pressure(), ElementsAre("memory none to high at 21 of 100"));
+  EXPECT_THAT(pressure(), ElementsAre("memory none to high at 21 of 20"));
   // Nothing is refused, and the other level is where it was.
   ASSERT_EQ(Commit(range_, 21, 73), absl::OkStatus());
   EXPECT_THAT(pressure(), IsEmpty());
   ASSERT_EQ(Commit(range_, 94, 1), absl::OkStatus());
   EXPECT_THAT(pressure(), ElementsAre("memory high to critical at 95 of 100"));
   ASSERT_EQ(Decommit(range_, 30, 65), absl::OkStatus());
-  EXPECT_THAT(pressure(), ElementsAre("memory critical to high at 30 of 100"));
+  EXPECT_THAT(pressure(), ElementsAre("memory critical to high at 30 of 20"));
   // It may change while it is exceeded, outlives a change of the limit, and
   // may be taken away.
   ASSERT_EQ(memory_->SetSoftLimit(Pages(60)), absl::OkStatus());
-  EXPECT_THAT(pressure(), ElementsAre("memory high to none at 30 of 100"));
+  EXPECT_THAT(pressure(), ElementsAre("memory high to none at 30 of 60"));
   ASSERT_EQ(memory_->SetSoftLimit(Pages(25)), absl::OkStatus());
-  EXPECT_THAT(pressure(), ElementsAre("memory none to high at 30 of 100"));
+  EXPECT_THAT(pressure(), ElementsAre("memory none to high at 30 of 25"));
   ASSERT_EQ(memory_->SetLimit(Pages(90)), absl::OkStatus());
   EXPECT_THAT(pressure(), IsEmpty());
   ASSERT_EQ(memory_->SetSoftLimit(Bytes(0)), absl::OkStatus());
@@ -302,7 +302,7 @@ TEST_F(DeviceMemoryHooksTest, HearOfPressureOnOwners) {
   ASSERT_EQ(Commit(range, 0, 8), absl::OkStatus());
   EXPECT_THAT(pressure(), IsEmpty());
   ASSERT_EQ(Commit(range, 8, 1), absl::OkStatus());
-  EXPECT_THAT(pressure(), ElementsAre("model none to high at 9 of 20"));
+  EXPECT_THAT(pressure(), ElementsAre("model none to high at 9 of 8"));
   ASSERT_EQ(Commit(range, 0, 20), absl::OkStatus());
   EXPECT_THAT(pressure(), ElementsAre("model high to critical at 20 of 20"));
   EXPECT_EQ(memory_->GetOwnerStatistics(model).pressure,

@@ -49,14 +49,14 @@ void PressureGauge::SetLimits(uint64_t soft, uint64_t hard,
   if (hard != UINT64_MAX) {
     const auto band = [&](double threshold) {
       return Band{ShareOf(hard, threshold),
-                  ShareOf(hard, threshold - thresholds.hysteresis)};
+                  ShareOf(hard, threshold - thresholds.hysteresis), hard};
     };
     high_ = band(thresholds.high);
     critical_ = band(thresholds.critical);
   }
   // Below UINT64_MAX, so that the page beyond it can be counted.
   if (soft < high_.begin) {
-    high_ = {soft + 1, ShareOf(soft, 1 - thresholds.hysteresis)};
+    high_ = {soft + 1, ShareOf(soft, 1 - thresholds.hysteresis), soft};
   }
 }
 

@@ -27,6 +27,11 @@ class PressureGauge {
   bool Update(uint64_t used);
 
   PressureLevel level() const { return level_; }
+  // The limit that the level was reached against; without pressure, the one
+  // against which it would begin. UINT64_MAX where there is none.
+  uint64_t limit() const {
+    return level_ == PressureLevel::kCritical ? critical_.limit : high_.limit;
+  }
   // False where no use leads to pressure.
   bool enabled() const { return high_.exists(); }
 
@@ -36,6 +41,7 @@ class PressureGauge {
   struct Band {
     uint64_t begin = UINT64_MAX;
     uint64_t end = UINT64_MAX;
+    uint64_t limit = UINT64_MAX;  // that it is a part of
     bool exists() const { return begin != UINT64_MAX; }
     bool Holds(bool before, uint64_t used) const {
       return exists() && used >= (before ? end : begin);

@@ -68,6 +68,28 @@ TEST(PressureGaugeTest, BeyondASoftLimitItIsHigh) {
   EXPECT_EQ(LevelAt(&gauge, 90), kCritical);
 }
 
+TEST(PressureGaugeTest, TellsAgainstWhichLimitItIs) {
+  PressureGauge gauge;
+  EXPECT_EQ(gauge.limit(), UINT64_MAX);
+  const auto limit_at = [&](uint64_t used) {
+    (void)LevelAt(&gauge, used);
+    return gauge.limit();
+  };
+  gauge.SetLimits(50, 100, kThresholds);
+  EXPECT_EQ(limit_at(51), 50u);
+  EXPECT_EQ(limit_at(85), 50u);
+  EXPECT_EQ(limit_at(90), 100u);
+  EXPECT_EQ(limit_at(60), 50u);
+  EXPECT_EQ(limit_at(0), 50u);
+  // The hard one makes it high first.
+  gauge.SetLimits(90, 100, kThresholds);
+  EXPECT_EQ(limit_at(85), 100u);
+  gauge.SetLimits(50, UINT64_MAX, kThresholds);
+  EXPECT_EQ(limit_at(1000), 50u);
+  gauge.SetLimits(UINT64_MAX, UINT64_MAX, kThresholds);
+  EXPECT_EQ(limit_at(1000), UINT64_MAX);
+}
+
 TEST(PressureGaugeTest, TheSmallestAndTheLargestLimitsWork) {
   for (const uint64_t limit : {uint64_t{1}, uint64_t{2}, UINT64_MAX - 1}) {
     PressureGauge gauge;

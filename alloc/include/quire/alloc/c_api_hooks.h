@@ -29,8 +29,9 @@ typedef struct quire_pressure_change {
   quire_pressure_level before;
   quire_pressure_level now;
   uint64_t used;
-  // What `used` counts against: the hard limit, or where an owner has none the
-  // soft one; 0 where it was taken away.
+  // What `used` counts against: the soft limit where pressure is high beyond
+  // it, else the hard one. Where pressure has ended, the one at which it begins
+  // again; 0 where there is none any more.
   uint64_t limit;
   int32_t of_one_owner;  // 0: of the device's memory
   uint32_t owner;

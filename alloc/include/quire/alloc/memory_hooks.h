@@ -44,8 +44,9 @@ struct PressureChange {
   PressureLevel before;
   PressureLevel now;
   Bytes used;
-  // What `used` counts against: the hard limit, or where an owner has none the
-  // soft one; 0 where it was taken away.
+  // What `used` counts against: the soft limit where pressure is high beyond
+  // it, else the hard one. Where pressure has ended, the one at which it begins
+  // again; 0 where there is none any more.
   Bytes limit;
 };
 
