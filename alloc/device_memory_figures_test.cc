@@ -116,6 +116,53 @@ TEST_F(DeviceMemoryFiguresTest, TellsTheTraceOfPhysicalMemoryAndItsLimit) {
   memory_.reset();
 }
 
+TEST_F(DeviceMemoryFiguresTest, TellsTheTraceOfEveryLimitThatChanges) {
+  EventTrace trace(64);
+  DeviceMemoryOptions options = Options();
+  options.trace = &trace;
+  MakeMemory(options);
+  const auto pages = [](uint64_t count) { return Bytes(count * kPageBytes); };
+  ASSERT_TRUE(memory_->SetSoftLimit(pages(20)).ok());
+  ASSERT_TRUE(memory_
+                  ->SetOwnerLimits(kOwner, {.soft = pages(4),
+                                            .hard = pages(8),
+                                            .reserved_minimum = pages(2)})
+                  .ok());
+  // In whole pages, and only what is another than before.
+  ASSERT_TRUE(memory_
+                  ->SetOwnerLimits(kOwner, {.soft = pages(4),
+                                            .hard = Bytes(9 * kPageBytes + 7)})
+                  .ok());
+  ASSERT_FALSE(memory_->SetOwnerLimits(kOwner, {.hard = Bytes(1)}).ok());
+  ASSERT_TRUE(memory_->SetOwnerLimits(kOwner, {}).ok());
+  ASSERT_TRUE(memory_->SetSoftLimit(Bytes(0)).ok());
+  struct Expected {
+    TraceAction action;
+    uint64_t pages;
+    OwnerId owner = kOwner;
+  };
+  const std::vector<Expected> expected = {
+      {TraceAction::kSoftLimit, 20, kUnnamedOwner},
+      {TraceAction::kOwnerLimit, 8},
+      {TraceAction::kOwnerSoftLimit, 4},
+      {TraceAction::kOwnerMinimum, 2},
+      {TraceAction::kOwnerLimit, 9},
+      {TraceAction::kOwnerMinimum, 0},
+      {TraceAction::kOwnerLimit, 0},
+      {TraceAction::kOwnerSoftLimit, 0},
+      {TraceAction::kSoftLimit, 0, kUnnamedOwner}};
+  const std::vector<TraceEvent> events = EventsOf(
+      trace, {TraceAction::kSoftLimit, TraceAction::kOwnerLimit,
+              TraceAction::kOwnerSoftLimit, TraceAction::kOwnerMinimum});
+  ASSERT_EQ(events.size(), expected.size());
+  for (size_t i = 0; i < events.size(); ++i) {
+    EXPECT_EQ(events[i].action, expected[i].action) << i;
+    EXPECT_EQ(events[i].size, pages(expected[i].pages)) << i;
+    EXPECT_EQ(events[i].owner, expected[i].owner) << i;
+  }
+  memory_.reset();
+}
+
 TEST_F(DeviceMemoryFiguresTest, TellsTheTraceOfSleep) {
   EventTrace trace(64);
   DeviceMemoryOptions options = Options();

@@ -362,6 +362,10 @@ class DeviceMemory::Impl {
   void RecordOfDevice(TraceAction action, uint64_t pages,
                       OwnerId owner = kUnnamedOwner) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // 0: there is none from here on.
+  void RecordLimit(TraceAction action, Bytes limit,
+                   OwnerId owner = kUnnamedOwner)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After a limit of the memory has changed.
   void SetGauge() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdatePressure() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -396,7 +400,8 @@ class DeviceMemory::Impl {
   BackingStore backing_ ABSL_GUARDED_BY(mutex_);
   PressureGauge gauge_ ABSL_GUARDED_BY(mutex_);
   uint64_t soft_limit_ ABSL_GUARDED_BY(mutex_) = kNoPageLimit;  // pages
-  // Of the accounts, for readers without the lock.
+  // Copies for readers without the lock: of the accounts, of the gauge's level
+  // and of the pool's limit.
   std::atomic<uint64_t> live_pages_{0};
   std::atomic<PressureLevel> pressure_{PressureLevel::kNone};
   std::atomic<uint64_t> limit_pages_;

@@ -36,7 +36,7 @@ absl::Status DeviceMemory::Impl::SetLimit(Bytes limit) {
   limit_pages_.store(pages, std::memory_order_relaxed);
   SetGauge();
   ++limits_set_;
-  RecordOfDevice(TraceAction::kLimit, pages);
+  RecordLimit(TraceAction::kLimit, LimitBytes(pages));
   FillUp();
   AfterMutation();
   freed_.NotifyAll();
@@ -47,6 +47,9 @@ absl::Status DeviceMemory::Impl::SetSoftLimit(Bytes limit) {
   QUIRE_ASSIGN_OR_RETURN(const uint64_t pages,
                          OptionalLimitInPages("soft limit", limit, page_size_));
   Section section(this);
+  if (pages != soft_limit_) {
+    RecordLimit(TraceAction::kSoftLimit, LimitBytes(pages));
+  }
   soft_limit_ = pages;
   SetGauge();
   AfterMutation();
@@ -73,11 +76,29 @@ absl::Status DeviceMemory::Impl::SetOwnerLimits(OwnerId owner,
         " bytes is above the hard limit of ", limits.hard.value()));
   }
   Section section(this);
+  const OwnerLimits before = StatisticsOf(owner).limits;
   QUIRE_RETURN_IF_ERROR(backing_.SetOwnerLimits(owner, pages));
+  const OwnerLimits now = StatisticsOf(owner).limits;
+  const struct {
+    TraceAction action;
+    Bytes was;
+    Bytes is;
+  } changes[] = {{TraceAction::kOwnerLimit, before.hard, now.hard},
+                 {TraceAction::kOwnerSoftLimit, before.soft, now.soft},
+                 {TraceAction::kOwnerMinimum, before.reserved_minimum,
+                  now.reserved_minimum}};
+  for (const auto& [action, was, is] : changes) {
+    if (is != was) RecordLimit(action, is, owner);
+  }
   ++limits_set_;
   AfterMutation();
   freed_.NotifyAll();
   return absl::OkStatus();
+}
+
+void DeviceMemory::Impl::RecordLimit(TraceAction action, Bytes limit,
+                                     OwnerId owner) {
+  RecordOfDevice(action, limit.value() / page_size_.value(), owner);
 }
 
 OwnerStatistics DeviceMemory::Impl::GetOwnerStatistics(OwnerId owner) {

@@ -70,12 +70,17 @@ constexpr struct {
     {TraceAction::kAllocate, "allocate"},
     {TraceAction::kFree, "free"},
     {TraceAction::kFreeCompleted, "free_completed"},
+    {TraceAction::kRecordStream, "record_stream"},
     {TraceAction::kOutOfMemory, "out_of_memory"},
     {TraceAction::kCommit, "commit"},
     {TraceAction::kDecommit, "decommit"},
     {TraceAction::kReserve, "reserve"},
     {TraceAction::kRelease, "release"},
     {TraceAction::kLimit, "limit"},
+    {TraceAction::kSoftLimit, "soft_limit"},
+    {TraceAction::kOwnerLimit, "owner_limit"},
+    {TraceAction::kOwnerSoftLimit, "owner_soft_limit"},
+    {TraceAction::kOwnerMinimum, "owner_minimum"},
     {TraceAction::kTrim, "trim"},
     {TraceAction::kMesh, "mesh"},
     {TraceAction::kRelocate, "relocate"},
@@ -174,15 +179,17 @@ std::vector<TraceEvent> EventTrace::Events() const {
     marks = marks_;
     for (const auto& ring : rings_) ring->AppendTo(&recorded);
   }
-  std::vector<TraceEvent> events;  // in ticks, until they are in order
+  // A later tick is never an earlier time, so that the order stays.
+  const TickClock::Reading time = clock_->Read();
+  std::vector<TraceEvent> events;
   events.reserve(marks.size() + recorded.size());
   for (TraceMark& mark : marks) {
-    events.push_back({.nanoseconds = mark.ticks,
+    events.push_back({.nanoseconds = time.Nanoseconds(mark.ticks),
                       .thread = mark.thread,
                       .label = std::move(mark.label)});
   }
   for (const RingEvent& event : recorded) {
-    events.push_back({.nanoseconds = event.ticks,
+    events.push_back({.nanoseconds = time.Nanoseconds(event.ticks),
                       .action = event.action,
                       .owner = event.owner,
                       .address = event.address,
@@ -199,10 +206,6 @@ std::vector<TraceEvent> EventTrace::Events() const {
   if (events.size() > capacity_) {
     events.erase(events.begin(),
                  events.end() - static_cast<std::ptrdiff_t>(capacity_));
-  }
-  const TickClock::Reading time = clock_->Read();
-  for (TraceEvent& event : events) {
-    event.nanoseconds = time.Nanoseconds(event.nanoseconds);
   }
   return events;
 }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "quire/alloc/leak_report.h"
 #include "quire/alloc/status_macros.h"
 
@@ -9,6 +10,11 @@ namespace quire {
 
 absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
     std::unique_ptr<Driver> driver, RuntimeOptions options) {
+  if (options.trace_capacity > kMostTraceEvents) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a trace_capacity of ", options.trace_capacity,
+                     " events is more than ", kMostTraceEvents));
+  }
   auto runtime = std::unique_ptr<Runtime>(new Runtime());
   runtime->driver_ = std::move(driver);
   runtime->on_leaks_ = std::move(options.on_leaks);

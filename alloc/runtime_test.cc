@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "alloc/testing/test_driver.h"
@@ -59,6 +61,17 @@ TEST(RuntimeTest, TheTraceHearsOfBothLayersUnlessItIsOff) {
     }
     EXPECT_EQ(commit, capacity > 0);
     EXPECT_EQ(allocate, capacity > 0);
+  }
+}
+
+TEST(RuntimeTest, ATraceOfMoreThanAnybodyHasMemoryForIsRefused) {
+  for (const size_t capacity : {kMostTraceEvents + 1, SIZE_MAX}) {
+    RuntimeOptions options = Options();
+    options.trace_capacity = capacity;
+    const auto runtime = Runtime::Create(MakeDriver(1), options);
+    EXPECT_EQ(runtime.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(runtime.status().message()),
+                ::testing::HasSubstr("trace_capacity"));
   }
 }
 

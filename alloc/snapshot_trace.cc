@@ -54,6 +54,10 @@ void AddEvent(const MemorySnapshot& snapshot, const TraceEvent& event,
       return Allocate(snapshot, event, added, late, trace);
     case TraceAction::kFree:
       return Free(event, added, late, trace);
+    case TraceAction::kRecordStream:
+      added.action = AllocationAction::kRecordStream;
+      trace->ContinueOlder(event.address.value(), added);
+      return;
     case TraceAction::kOutOfMemory:
       added.action = AllocationAction::kFailure;
       added.label = trace->Label(OwnerName(snapshot, event.owner.value()));

@@ -160,6 +160,52 @@ QUIRE_C_FUNCTION quire_status quire_runtime_write_trace(
     quire_runtime* runtime, int32_t device, quire_trace_format format,
     const char* path) QUIRE_C_NOEXCEPT;
 
+// Not 0 in a field: it is done.
+typedef struct quire_replay_options {
+  size_t size;
+  // Each thread of the trace is a thread of its own; one event at a time all
+  // the same, in the order of the trace.
+  uint32_t use_threads;
+  // Tries what could not be had in the recording too, and frees it at once.
+  uint32_t try_failures;
+} quire_replay_options;
+#define QUIRE_REPLAY_OPTIONS_INIT \
+  { sizeof(quire_replay_options), 0, 0 }
+
+// Counts, bytes and time; TraceReplayResult in trace_replay.h.
+typedef struct quire_replay_result {
+  size_t size;
+  uint32_t version;  // set by the library: of the fields that it knows
+  uint32_t padding;
+  uint64_t allocations;
+  uint64_t frees;
+  uint64_t failures;
+  uint64_t failures_served;
+  uint64_t peak_requested;
+  uint64_t peak_mapped;
+  uint64_t peak_in_use;  // since the runtime was created
+  uint64_t driver_calls;
+  uint64_t operations;
+  uint64_t nanoseconds;  // for these
+} quire_replay_result;
+#define QUIRE_REPLAY_RESULT_INIT \
+  { sizeof(quire_replay_result), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define QUIRE_REPLAY_RESULT_VERSION 1
+
+// Plays a file against the allocator, on streams of its own: Quire's CSV and
+// JSON snapshots, RMM's logs, PyTorch's snapshots, told apart by how they begin
+// (docs/trace_formats.md). Owners of the trace are registered, and their limits
+// hold. What it allocated is freed again, whatever happens. Nobody else may use
+// the device's memory meanwhile. Lack of memory is part of the result, which
+// may be NULL, as the options may. Errors: QUIRE_NOT_FOUND for a file that is
+// not there, QUIRE_FAILED_PRECONDITION for one that cannot be read,
+// QUIRE_INVALID_ARGUMENT for what is none of these, with its place; the
+// driver's.
+QUIRE_C_FUNCTION quire_status
+quire_allocator_replay_trace(quire_allocator* allocator, const char* path,
+                             const quire_replay_options* options,
+                             quire_replay_result* result) QUIRE_C_NOEXCEPT;
+
 // ---- Leaks ------------------------------------------------------------------
 
 #define QUIRE_ALL_OWNERS UINT32_MAX

@@ -34,13 +34,18 @@ enum class TraceAction : uint8_t {
   kFreeCompleted,  // of a free on streams: they are done with it. Not recorded
                    // where the stream has it again first, nor where its pages
                    // were given up (kDecommit)
+  kRecordStream,   // `stream` uses the allocation too
   kOutOfMemory,
   // Of DeviceMemory.
-  kCommit,    // pages that became live
-  kDecommit,  // pages given up, cooling or unmapped
-  kReserve,   // physical memory taken from the driver
-  kRelease,   // and given back
-  kLimit,     // the limit is `size` from here on
+  kCommit,      // pages that became live
+  kDecommit,    // pages given up, cooling or unmapped
+  kReserve,     // physical memory taken from the driver
+  kRelease,     // and given back
+  kLimit,       // the limit is `size` from here on
+  kSoftLimit,   // so is the soft one; 0, here and below: there is none
+  kOwnerLimit,  // the owner's hard limit
+  kOwnerSoftLimit,
+  kOwnerMinimum,  // what is reserved for it
   // Compaction: `size` is what it freed, of kWake what came back.
   kTrim,      // to the driver, DeviceMemory::Trim
   kMesh,      // by a DeviceAllocator, to its DeviceMemory; so

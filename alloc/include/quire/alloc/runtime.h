@@ -21,6 +21,10 @@ namespace quire {
 
 struct LeakReport;
 
+// Of one trace: 13 GiB of events, and for each thread that records an index of
+// 8 MiB.
+inline constexpr size_t kMostTraceEvents = size_t{1} << 28;
+
 struct RuntimeOptions {
   Bytes page_size = MiB(2);
   // Physical memory that Quire may use on each device; 0: what is free there.
@@ -29,7 +33,8 @@ struct RuntimeOptions {
   Bytes headroom;
   // Pages that a thread per device keeps prepared; 0: there is none.
   PageCount prepare_ahead;
-  // Events kept for reports; 0 switches the trace off.
+  // Events kept for reports, of all devices together; 0 switches the trace off.
+  // REQUIRES: at most kMostTraceEvents.
   size_t trace_capacity = 16384;
   // Of each device: when its pressure and that of owners begins and ends, and
   // DeviceMemory::SetSoftLimit.
