@@ -134,6 +134,9 @@ absl::Status CheckArguments(std::initializer_list<Argument> arguments) {
       return absl::InvalidArgumentError(
           absl::StrCat(argument.name, " is NULL"));
     }
+    if (argument.guard != nullptr) {
+      QUIRE_RETURN_IF_ERROR(argument.guard->Check());
+    }
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/fork_guard.h"
 #include "quire/alloc/c_api.h"
 #include "quire/alloc/compaction.h"
 #include "quire/alloc/leak_report.h"
@@ -34,18 +35,22 @@
 // the runtime at the bottom.
 struct quire_runtime {
   std::shared_ptr<quire::Runtime> runtime;
+  quire::ForkGuard guard{};
 };
 
 struct quire_memory {
   std::shared_ptr<quire::DeviceMemory> memory;
+  quire::ForkGuard guard{};
 };
 
 struct quire_allocator {
   std::shared_ptr<quire::DeviceAllocator> allocator;
+  quire::ForkGuard guard{};
 };
 
 struct quire_quiescent_section {
   std::shared_ptr<const quire::QuiescentSection> section;
+  quire::ForkGuard guard{};
 };
 
 namespace quire::c_api {
@@ -76,9 +81,20 @@ quire_status Call(Body body) noexcept {
 
 // A pointer argument that has to be there.
 struct Argument {
+  Argument(const char* its_name, const void* argument)
+      : name(its_name), pointer(argument) {}
+  template <typename Handle>
+  requires requires(const Handle& handle) { handle.guard.Check(); }
+  Argument(const char* its_name, const Handle* handle)
+      : name(its_name),
+        pointer(handle),
+        guard(handle == nullptr ? nullptr : &handle->guard) {}
+
   const char* name;
   const void* pointer;
+  const ForkGuard* guard = nullptr;  // of handles
 };
+// kFailedPrecondition for handles of the process that this one was forked from.
 absl::Status CheckArguments(std::initializer_list<Argument> arguments);
 absl::Status CheckDevice(const Runtime& runtime, int32_t device);
 
