@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <cstdint>
 #include <string>
 #include <thread>
@@ -343,6 +345,32 @@ TEST_F(DeviceMemorySleepTest, ADiskThatIsNotThereIsNamed) {
               HasSubstr("/no/such/folder"));
   EXPECT_TRUE(HoldsAll(range, 10));
   EXPECT_EQ(AsleepPages(weights_), 0u);
+}
+
+// A limit on files stands for a disk that is full.
+TEST_F(DeviceMemorySleepTest, ADiskWithoutRoomIsNoLackOfDeviceMemory) {
+  AddressRange* const range = MakeRange(weights_, 2, 10);
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit less = before;
+  less.rlim_cur = kPageBytes;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &less), 0);
+  const auto refused = Sleep(weights_, To(SleepTarget::kDisk));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition)
+      << refused.status();
+  const std::string message(refused.status().message());
+  EXPECT_THAT(message, HasSubstr("128.00 KiB"));
+  EXPECT_THAT(message, HasSubstr("are free there"));
+  EXPECT_THAT(message, HasSubstr(To(SleepTarget::kDisk).folder));
+  EXPECT_TRUE(HoldsAll(range, 10));
+  EXPECT_EQ(AsleepPages(weights_), 0u);
+  EXPECT_EQ(memory_->GetStatistics().asleep_on_disk, Bytes(0));
+  ASSERT_TRUE(Sleep(weights_, To(SleepTarget::kDisk)).ok());
+  ASSERT_TRUE(memory_->Wake(weights_).ok());
+  EXPECT_TRUE(HoldsAll(range, 10));
 }
 
 TEST_F(DeviceMemorySleepTest, WhatStillSleepsAtTheEndIsGivenBack) {

@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "alloc/copy_streams.h"
 #include "alloc/page_archive.h"
 #include "alloc/pinned_memory.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -53,10 +55,26 @@ class FilePageArchive final : public PageArchive {
   off_t OffsetOf(uint64_t place) const {
     return static_cast<off_t>(place * page_bytes());
   }
-  absl::Status Error(int error, const char* what) const {
-    return absl::ErrnoToStatus(
-        error, absl::StrCat(what, " the sleeping pages' file in ", folder_));
+  absl::Status Error(int error, const std::string& what) const {
+    const absl::Status status = absl::ErrnoToStatus(
+        error, absl::StrCat(what, " the sleeping pages' file in ",
+                            Printable(folder_)));
+    switch (error) {
+      // What the folder does not allow is no lack of device memory, which
+      // others would try to end, and no wrong argument.
+      case EACCES:
+      case EDQUOT:
+      case EFBIG:
+      case ENOSPC:
+      case EPERM:
+      case EROFS:
+        return absl::FailedPreconditionError(status.message());
+      default:
+        return status;
+    }
   }
+  // What there is, for errors.
+  std::string DescribeRoom() const;
   absl::Status Open(uint64_t size);
   absl::StatusOr<Buffers> MakeBuffers(uint64_t pages) const;
   // The pages [first, end) are in `buffer`.
@@ -70,6 +88,14 @@ class FilePageArchive final : public PageArchive {
   int fd_ = -1;
   std::atomic<uint64_t> held_{0};
 };
+
+std::string FilePageArchive::DescribeRoom() const {
+  struct statvfs there = {};
+  if (fstatvfs(fd_, &there) != 0) return "";
+  const auto free = CheckedMultiply(there.f_bavail, there.f_frsize);
+  return absl::StrCat(" (", FormatBytes(Bytes(free.value_or(UINT64_MAX))),
+                      " are free there)");
+}
 
 absl::Status FilePageArchive::Open(uint64_t size) {
   fd_ = open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -85,7 +111,9 @@ absl::Status FilePageArchive::Open(uint64_t size) {
     reserved = fallocate(fd_, 0, 0, static_cast<off_t>(size));
   } while (reserved != 0 && errno == EINTR);
   if (reserved != 0 && errno != EOPNOTSUPP) {
-    return Error(errno, "to get room for");
+    const int error = errno;
+    return Error(error, absl::StrCat("to get ", FormatBytes(Bytes(size)),
+                                     DescribeRoom(), " for"));
   }
   held_ = size;
   context_.use->disk += size;
@@ -110,7 +138,12 @@ absl::Status FilePageArchive::Write(const std::byte* buffer, uint64_t first,
     const ssize_t written = pwrite(fd_, buffer + done, size - done,
                                    OffsetOf(first) + static_cast<off_t>(done));
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return Error(errno, "to write");
+    if (written < 0) {
+      const int error = errno;
+      return Error(error,
+                   absl::StrCat("to write ", FormatBytes(Bytes(size - done)),
+                                DescribeRoom(), " to"));
+    }
     done += static_cast<uint64_t>(written);
   }
   // Begins; Flush waits.
