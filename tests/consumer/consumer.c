@@ -19,6 +19,8 @@ static void UseInitialisers(void) {
   quire_compaction_thresholds thresholds = QUIRE_COMPACTION_THRESHOLDS_INIT;
   quire_sleep_options sleep = QUIRE_SLEEP_OPTIONS_INIT;
   quire_sleep_report slept = QUIRE_SLEEP_REPORT_INIT;
+  quire_replay_options replay = QUIRE_REPLAY_OPTIONS_INIT;
+  quire_replay_result replayed = QUIRE_REPLAY_RESULT_INIT;
   (void)limits;
   (void)owner;
   (void)memory;
@@ -27,6 +29,41 @@ static void UseInitialisers(void) {
   (void)thresholds;
   (void)sleep;
   (void)slept;
+  (void)replay;
+  (void)replayed;
+}
+
+// What is still held when the runtime goes is told with its callers, the first
+// of which is this program and not the library.
+static void OnLeaks(void* context, const quire_leak_totals* totals,
+                    const char* text) {
+  const char* const caller = strstr(text, "sample):\n");
+  const char* const end =
+      caller == NULL ? NULL : strchr(caller + strlen("sample):\n"), '\n');
+  const char* const library =
+      caller == NULL ? NULL : strstr(caller, "libquire_alloc");
+  *(int*)context = totals->allocations == 1 && end != NULL &&
+                   (library == NULL || library > end);
+  if (*(int*)context == 0) fprintf(stderr, "leaks: %s\n", text);
+}
+
+static int Leak(void) {
+  int told = 0;
+  uint64_t address = 0;
+  quire_runtime* runtime = NULL;
+  quire_allocator* allocator = NULL;
+  quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
+  options.driver = QUIRE_DRIVER_HOST_WITHOUT_MEMORY;
+  options.sample_interval = 1;
+  options.on_leaks = &OnLeaks;
+  options.leak_context = &told;
+  if (quire_runtime_create(&options, &runtime) != QUIRE_OK ||
+      quire_runtime_get_allocator(runtime, 0, &allocator) != QUIRE_OK ||
+      quire_allocator_allocate(allocator, 5000, NULL, &address) != QUIRE_OK)
+    return Failed("quire_allocator_allocate");
+  quire_allocator_destroy(allocator);
+  quire_runtime_destroy(runtime);
+  return told ? 0 : 1;
 }
 
 // Pages that are mapped now, and moves that were carried out.
@@ -196,6 +233,7 @@ int main(void) {
   if (quire_stream_destroy(runtime, stream) != QUIRE_OK)
     return Failed("quire_stream_destroy");
   if (Compact(runtime) != 0) return 1;
+  if (Leak() != 0) return 1;
   quire_allocator_destroy(allocator);
   quire_runtime_destroy(runtime);
   printf("quire %s from C\n", quire_alloc_version());

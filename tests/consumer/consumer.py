@@ -23,6 +23,32 @@ class RuntimeOptions(ctypes.Structure):
                 ("padding", ctypes.c_uint32)]
 
 
+def use_as_pytorch_does(quire, runtime):
+    """Through the addresses that CUDAPluggableAllocator takes."""
+    def function(name, *types):
+        address = ctypes.cast(getattr(quire, name), ctypes.c_void_p).value
+        return ctypes.CFUNCTYPE(*types)(address)
+
+    stream = ctypes.c_void_p
+    allocate = function("quire_pytorch_alloc", ctypes.c_void_p,
+                        ctypes.c_ssize_t, ctypes.c_int, stream)
+    free = function("quire_pytorch_free", None, ctypes.c_void_p,
+                    ctypes.c_ssize_t, ctypes.c_int, stream)
+    record = function("quire_pytorch_record_stream", None, ctypes.c_void_p,
+                      stream)
+    quire.quire_pytorch_use.argtypes = [ctypes.c_void_p]
+    if quire.quire_pytorch_use(runtime) != OK:
+        sys.exit("PyTorch cannot use the runtime")
+    memory = allocate(5 << 20, 0, None)
+    ctypes.memset(memory, 0x5a, 5 << 20)
+    record(memory, None)
+    if quire.quire_pytorch_use(None) != FAILED_PRECONDITION:
+        sys.exit("PyTorch lost a runtime with live memory")
+    free(memory, 5 << 20, 0, None)
+    if quire.quire_pytorch_use(None) != OK:
+        sys.exit("PyTorch keeps a runtime that it has nothing of")
+
+
 def main():
     quire = ctypes.CDLL(sys.argv[1])
     quire.quire_last_error.restype = ctypes.c_char_p
@@ -76,6 +102,7 @@ def main():
     expect(quire.quire_allocator_free(allocator, address, 0),
            FAILED_PRECONDITION)
     expect(quire.quire_allocator_free(None, address, 0), INVALID_ARGUMENT)
+    use_as_pytorch_does(quire, runtime)
     quire.quire_allocator_destroy(allocator)
     quire.quire_runtime_destroy(runtime)
     print("quire from Python")

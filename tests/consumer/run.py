@@ -53,7 +53,8 @@ def use_cmake(options, installation, work):
         f"-DCMAKE_C_FLAGS={options.flags}",
         f"-DCMAKE_CXX_FLAGS={options.flags}")
     run("cmake", "--build", work)
-    for program in ("consumer", "consumer_c_alloc", "consumer_c_alloc_shared"):
+    for program in ("consumer", "consumer_adapters", "consumer_c_alloc",
+                    "consumer_c_alloc_shared"):
         print(run(work / program), end="")
 
 
