@@ -12,6 +12,7 @@
 #include <optional>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "alloc/testing/allocator_fixture.h"
@@ -37,26 +38,24 @@ class AllocatorBreakdownTest : public AllocatorFixture {
   }
 
   // Rows by what they are of; zeros where there is none.
-  static SizeClassStatistics Class(const AllocatorBreakdown& breakdown,
-                                   uint64_t slot_size) {
-    for (const SizeClassStatistics& row : breakdown.classes) {
-      if (row.slot_size == slot_size) return row;
+  template <typename Row, typename Key>
+  static Row RowOf(const std::vector<Row>& rows, Key Row::*key, Key wanted) {
+    for (const Row& row : rows) {
+      if (row.*key == wanted) return row;
     }
     return {};
+  }
+  static SizeClassStatistics Class(const AllocatorBreakdown& breakdown,
+                                   uint64_t slot_size) {
+    return RowOf(breakdown.classes, &SizeClassStatistics::slot_size, slot_size);
   }
   static StreamStatistics Stream(const AllocatorBreakdown& breakdown,
                                  StreamId stream) {
-    for (const StreamStatistics& row : breakdown.streams) {
-      if (row.stream == stream) return row;
-    }
-    return {};
+    return RowOf(breakdown.streams, &StreamStatistics::stream, stream);
   }
   static OwnerUseStatistics Owner(const AllocatorBreakdown& breakdown,
                                   OwnerId owner) {
-    for (const OwnerUseStatistics& row : breakdown.owners) {
-      if (row.owner == owner) return row;
-    }
-    return {};
+    return RowOf(breakdown.owners, &OwnerUseStatistics::owner, owner);
   }
 
   template <typename Row>
@@ -65,61 +64,61 @@ class AllocatorBreakdownTest : public AllocatorFixture {
                                     row.cooling_bytes + row.slack_bytes);
     EXPECT_LE(row.requested_bytes, row.live_bytes);
   }
+  template <typename Row>
+  using SummedFields =
+      std::vector<std::pair<uint64_t Row::*, uint64_t AllocatorStatistics::*>>;
+  template <typename Row>
+  static void ExpectSumsOf(const std::vector<Row>& rows,
+                           const AllocatorStatistics& totals,
+                           const SummedFields<Row>& fields) {
+    for (size_t i = 0; i < fields.size(); ++i) {
+      uint64_t sum = 0;
+      for (const Row& row : rows) sum += row.*fields[i].first;
+      EXPECT_EQ(sum, totals.*fields[i].second) << "field " << i;
+    }
+  }
   // Every row holds its equation, in order and once, and each kind of rows adds
   // up to the allocator's own figures.
   void ExpectSums(const AllocatorBreakdown& breakdown,
                   const AllocatorStatistics& totals) {
-    SizeClassStatistics classes;
-    for (const SizeClassStatistics& row : breakdown.classes) {
-      ExpectEquation(row);
-      classes.slabs += row.slabs;
-      classes.live_allocations += row.live_allocations;
-      classes.requested_bytes += row.requested_bytes;
-      classes.live_bytes += row.live_bytes;
-      classes.cached_bytes += row.cached_bytes;
-      classes.cooling_bytes += row.cooling_bytes;
-      classes.slack_bytes += row.slack_bytes;
-      classes.mapped_bytes += row.mapped_bytes;
-    }
-    EXPECT_EQ(classes.slabs, totals.slab_count);
-    EXPECT_EQ(classes.live_allocations, totals.live_allocations);
-    EXPECT_EQ(classes.requested_bytes, totals.requested_bytes);
-    EXPECT_EQ(classes.live_bytes, totals.live_bytes);
-    EXPECT_EQ(classes.cached_bytes, totals.cached_bytes);
-    EXPECT_EQ(classes.cooling_bytes, totals.cooling_bytes);
-    EXPECT_EQ(classes.slack_bytes, totals.slack_bytes);
-    EXPECT_EQ(classes.mapped_bytes, totals.mapped_bytes);
-    OwnerUseStatistics owners;
-    for (const OwnerUseStatistics& row : breakdown.owners) {
-      ExpectEquation(row);
-      owners.slabs += row.slabs;
-      owners.live_allocations += row.live_allocations;
-      owners.requested_bytes += row.requested_bytes;
-      owners.live_bytes += row.live_bytes;
-      owners.cooling_bytes += row.cooling_bytes;
-      owners.mapped_bytes += row.mapped_bytes;
-      owners.asleep_bytes += row.asleep_bytes;
-    }
-    EXPECT_EQ(owners.slabs, totals.slab_count);
-    EXPECT_EQ(owners.live_allocations, totals.live_allocations);
-    EXPECT_EQ(owners.requested_bytes, totals.requested_bytes);
-    EXPECT_EQ(owners.live_bytes, totals.live_bytes);
-    EXPECT_EQ(owners.cooling_bytes, totals.cooling_bytes);
-    EXPECT_EQ(owners.mapped_bytes, totals.mapped_bytes);
-    EXPECT_EQ(owners.asleep_bytes, totals.asleep_bytes);
-    StreamStatistics streams;
-    for (const StreamStatistics& row : breakdown.streams) {
-      streams.live_allocations += row.live_allocations;
-      streams.requested_bytes += row.requested_bytes;
-      streams.live_bytes += row.live_bytes;
-      streams.thread_cached_bytes += row.thread_cached_bytes;
-      streams.cooling_bytes += row.cooling_bytes;
-    }
-    EXPECT_EQ(streams.live_allocations, totals.live_allocations);
-    EXPECT_EQ(streams.requested_bytes, totals.requested_bytes);
-    EXPECT_EQ(streams.live_bytes, totals.live_bytes);
-    EXPECT_EQ(streams.thread_cached_bytes, totals.thread_cached_bytes);
-    EXPECT_LE(streams.cooling_bytes, totals.cooling_bytes);
+    using Totals = AllocatorStatistics;
+    using ClassRow = SizeClassStatistics;
+    using StreamRow = StreamStatistics;
+    using OwnerRow = OwnerUseStatistics;
+    for (const ClassRow& row : breakdown.classes) ExpectEquation(row);
+    for (const OwnerRow& row : breakdown.owners) ExpectEquation(row);
+    ExpectSumsOf<ClassRow>(
+        breakdown.classes, totals,
+        {{&ClassRow::slabs, &Totals::slab_count},
+         {&ClassRow::live_allocations, &Totals::live_allocations},
+         {&ClassRow::requested_bytes, &Totals::requested_bytes},
+         {&ClassRow::live_bytes, &Totals::live_bytes},
+         {&ClassRow::cached_bytes, &Totals::cached_bytes},
+         {&ClassRow::cooling_bytes, &Totals::cooling_bytes},
+         {&ClassRow::slack_bytes, &Totals::slack_bytes},
+         {&ClassRow::mapped_bytes, &Totals::mapped_bytes}});
+    ExpectSumsOf<OwnerRow>(
+        breakdown.owners, totals,
+        {{&OwnerRow::slabs, &Totals::slab_count},
+         {&OwnerRow::live_allocations, &Totals::live_allocations},
+         {&OwnerRow::requested_bytes, &Totals::requested_bytes},
+         {&OwnerRow::live_bytes, &Totals::live_bytes},
+         {&OwnerRow::cached_bytes, &Totals::cached_bytes},
+         {&OwnerRow::cooling_bytes, &Totals::cooling_bytes},
+         {&OwnerRow::slack_bytes, &Totals::slack_bytes},
+         {&OwnerRow::mapped_bytes, &Totals::mapped_bytes},
+         {&OwnerRow::asleep_bytes, &Totals::asleep_bytes},
+         {&OwnerRow::graph_pool_bytes, &Totals::graph_pool_bytes}});
+    ExpectSumsOf<StreamRow>(
+        breakdown.streams, totals,
+        {{&StreamRow::live_allocations, &Totals::live_allocations},
+         {&StreamRow::requested_bytes, &Totals::requested_bytes},
+         {&StreamRow::live_bytes, &Totals::live_bytes},
+         {&StreamRow::thread_cached_bytes, &Totals::thread_cached_bytes}});
+    // What several streams share is in none of theirs alone.
+    uint64_t cooling = 0;
+    for (const StreamRow& row : breakdown.streams) cooling += row.cooling_bytes;
+    EXPECT_LE(cooling, totals.cooling_bytes);
     const auto slot_size = [](const SizeClassStatistics& row) {
       return row.slot_size == 0 ? UINT64_MAX : row.slot_size;
     };

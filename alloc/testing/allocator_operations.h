@@ -153,6 +153,8 @@ class AllocatorOperations : public MemoryHooks, public CompactionListener {
   // Of what is allocated for the stream now; none: GraphPoolId().
   GraphPoolId PoolFor(StreamId stream) const;
   bool IsUsed(StreamId stream) const;
+  // For a moment, or until EndLags.
+  absl::Status HoldUp(StreamId stream);
   absl::Status Launch(StreamId stream, std::function<void()> work);
   // What is queued on `to` from here on follows what is queued on `from`.
   absl::Status Join(StreamId from, StreamId to);
