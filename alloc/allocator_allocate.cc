@@ -145,11 +145,11 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
   const auto add =
       [&](OwnerHeap* heap, RangeNeeds* needs)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::StatusOr<Block> {
-    const uint64_t first = heap->FirstSlabBytes(size_class, request.alignment);
+    const uint64_t small = heap->SmallSlabBytes(size_class, request.alignment);
     constexpr OwnerHeap::Keep kKeep = OwnerHeap::Keep::kComebacks;
     const auto wanted = [&]() -> uint64_t {
-      if (first == 0) return pages.value();
-      return heap->HasRoomFor(first) ? 0 : 1;
+      if (small == 0) return pages.value();
+      return heap->HasRoomFor(small) ? 0 : 1;
     };
     uint64_t new_pages = wanted();
     if (memory_->Harvest().value() < new_pages) {
@@ -166,7 +166,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
               .wait = wait,
               .keep = kKeep};
     Recycle(new_pages, heap, needs->keep);
-    QUIRE_RETURN_IF_ERROR(first > 0 ? heap->AddFirstSlab(size_class, first)
+    QUIRE_RETURN_IF_ERROR(small > 0 ? heap->AddSmallSlab(size_class, small)
                                     : heap->AddSlab(size_class, new_pages));
     return *heap->TakeSlot(size_class, request.alignment);
   };

@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/config/kv_family.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
-#include "quire/loader/quote.h"
 #include "quire/model/kv_config.h"
 
 namespace quire {

@@ -15,9 +15,9 @@
 #include "model/quantizer/layer_quantizer.h"
 #include "model/quantizer/output_folder.h"
 #include "model/quantizer/part_feed.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/quantization.h"
-#include "quire/loader/quote.h"
 #include "quire/paging/kv_cache.h"
 
 namespace quire {

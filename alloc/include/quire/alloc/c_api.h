@@ -261,7 +261,8 @@ typedef struct quire_owner_limits {
   uint64_t soft;
   // Growth beyond it is refused.
   uint64_t hard;
-  // Others cannot have what the owner uses less than this.
+  // Others cannot have what the owner uses less than this, also where the hard
+  // limit of an owner above it is less.
   uint64_t reserved_minimum;
   uint64_t padding;
 } quire_owner_limits;

@@ -21,7 +21,8 @@ struct OwnerLimits {
   // less than a page allows nothing.
   Bytes hard;
   // Kept for the owner: others cannot have what it uses less than this. Rounded
-  // up to whole pages. 0: nothing.
+  // up to whole pages, also where the hard limit of an owner above it is less.
+  // 0: nothing.
   Bytes reserved_minimum;
 
   friend bool operator==(const OwnerLimits&, const OwnerLimits&) = default;
