@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "loader/quantization_formats.h"
 #include "loader/scaled_module_readers.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_fields.h"
-#include "quire/loader/quote.h"
 
 namespace quire {
 
