@@ -145,9 +145,9 @@ class UsageTest(unittest.TestCase):
         case = golden_case("plain")
         for options, message in (
                 (["--kv-cache", "paged", "--page-ahead", "4"],
-                 "--page-ahead 4 has no effect without --kv-cache contiguous"),
+                 "--page-ahead 4 takes --kv-cache contiguous"),
                 (["--kv-cache", "static", "--swap-space", "1GiB"],
-                 "--swap-space 1GiB has no effect without --kv-cache conti"),
+                 "--swap-space 1.00 GiB takes --kv-cache contiguous"),
                 (["--kv-cache", "paged", "--ledger", "x"],
                  "--ledger x takes --kv-cache contiguous"),
                 (["--ledger", "x", "--max-memory", "0:1GiB"],
@@ -285,6 +285,10 @@ class ErrorTest(VerbCase):
             verb, *more = arguments
             self.check_fails(["mamba2", "supported: llama"], verb,
                              self.folder / "model", *more)
+
+    def test_a_model_without_a_tokenizer_takes_token_ids(self):
+        self.check_fails(["tokenizer.json", "--tokens takes token ids"],
+                         "generate", golden_case("plain"), "--prompt", "a")
 
     # Of the step that failed, and then all that the plan would have said.
     def test_a_shortage_tells_all_that_is_missing(self):

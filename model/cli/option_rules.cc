@@ -20,9 +20,6 @@ struct IdleRule {
 bool IsPaged(const SessionOptions& options) {
   return options.kv_cache == KvCacheKind::kPaged;
 }
-bool IsContiguous(const SessionOptions& options) {
-  return options.kv_cache == KvCacheKind::kContiguous;
-}
 bool ChoosesLayout(const SessionOptions& options) {
   return options.layers_per_row == kAutoLayersPerRow;
 }
@@ -36,8 +33,6 @@ bool IsOnHost(const SessionOptions& options) {
 constexpr IdleRule kRules[] = {
     {"--device-memory", IsOnHost, "without --driver host"},
     {"--block-size", IsPaged, "without --kv-cache paged"},
-    {"--page-ahead", IsContiguous, "without --kv-cache contiguous"},
-    {"--swap-space", IsContiguous, "without --kv-cache contiguous"},
     {"--mean-tokens", ChoosesLayout, "without --layers-per-row auto"},
     {"--waste-limit", ChoosesLayout, "without --layers-per-row auto"},
     {"--offload-folder", IsPlaced, "without --device-map or --max-memory"},

@@ -182,7 +182,11 @@ absl::Status Generate(GenerateOptions options) {
   // A checkpoint without a tokenizer can still be driven by token ids.
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       Tokenizer::Load(options.model);
-  if (!tokenizer.ok() && !options.prompts.empty()) return tokenizer.status();
+  if (!tokenizer.ok() && !options.prompts.empty())
+    return absl::Status(
+        tokenizer.status().code(),
+        absl::StrCat(tokenizer.status().message(),
+                     "; --tokens takes token ids, without a tokenizer"));
   const Tokenizer* text = tokenizer.ok() ? tokenizer->get() : nullptr;
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Prompt> prompts,
                          ReadPrompts(options, text));
