@@ -5,6 +5,7 @@
 // calls and the model would take on a GPU is added up on a virtual clock.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -155,14 +156,26 @@ absl::Status Run(const Options& options) {
                                       : options.create_us) {
       auto result =
           Simulate(simulation, costs, create_us, kind, workload.requests);
+      if (absl::IsResourceExhausted(result.status())) {
+        // The other kinds may have room.
+        results.push_back({{.cache = kind.name, .create_page_us = create_us},
+                           speeds[i],
+                           std::string(result.status().message())});
+        continue;
+      }
       if (!result.ok())
         return absl::Status(
             result.status().code(),
             absl::StrCat(kind.name, ": ",
                          std::string(result.status().message())));
-      results.push_back({*std::move(result), speeds[i]});
+      results.push_back({*std::move(result), speeds[i], ""});
     }
   }
+  if (std::all_of(
+          results.begin(), results.end(),
+          [](const StressResult& result) { return !result.failure.empty(); }))
+    return absl::ResourceExhaustedError(
+        absl::StrCat(results[0].simulation.cache, ": ", results[0].failure));
   if (!options.json) {
     for (const CacheKind& kind : kinds) {
       if (!kind.reason.empty())

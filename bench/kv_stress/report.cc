@@ -111,8 +111,15 @@ std::string FormatResults(const std::vector<StressResult>& results) {
   for (const Row& row : Rows()) {
     absl::StrAppendFormat(&text, "%-30s", row.name);
     for (const StressResult& result : results)
-      absl::StrAppendFormat(&text, "%16s", row.text(result.simulation));
+      absl::StrAppendFormat(
+          &text, "%16s",
+          result.failure.empty() ? row.text(result.simulation) : "-");
     text += "\n";
+  }
+  for (const StressResult& result : results) {
+    if (!result.failure.empty())
+      absl::StrAppend(&text, result.simulation.cache, ": ", result.failure,
+                      "\n");
   }
   if (std::all_of(results.begin(), results.end(), [](const StressResult& r) {
         return r.attention.microseconds == 0;
@@ -130,6 +137,10 @@ std::string FormatResults(const std::vector<StressResult>& results) {
 
 nlohmann::json ResultToJson(const StressResult& result) {
   const SimulationResult& r = result.simulation;
+  if (!result.failure.empty())
+    return {{"cache", r.cache},
+            {"create_page_us", r.create_page_us},
+            {"failure", result.failure}};
   return {{"cache", r.cache},
           {"create_page_us", r.create_page_us},
           {"requests_served", r.served},

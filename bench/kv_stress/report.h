@@ -17,6 +17,8 @@ namespace quire {
 struct StressResult {
   SimulationResult simulation;
   AttentionSpeed attention;  // 0: it was not measured
+  // Why it served nothing, or not all: its memory has no room for a request.
+  std::string failure;
 };
 
 // A column for each result.
