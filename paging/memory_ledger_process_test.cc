@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <random>
@@ -29,7 +30,10 @@ class MemoryLedgerProcessTest : public LedgerTest {
  protected:
   // A life on the ledger: 0 where all went well.
   int Live(uint32_t seed, int steps, const std::function<void()>& after_step) {
-    auto ledger = MemoryLedger::Open(Options(kBudget));
+    MemoryLedgerOptions options = Options(kBudget);
+    // Beside a watcher that never rests, on a machine that is busy.
+    options.lock_timeout = std::chrono::seconds(50);
+    auto ledger = MemoryLedger::Open(options);
     if (!ledger.ok()) return 1;
     auto entry = (*ledger)->Register({.name = "lives", .min = Bytes(50)});
     if (!entry.ok()) return 2;
