@@ -261,6 +261,12 @@ class ErrorTest(VerbCase):
         result = self.check_fails(["F99"], "inspect", self.folder)
         self.assertNotIn("\x1b", result.stderr)
 
+    # As one byte, as one character, and as a mark that turns the line around.
+    def test_messages_carry_no_control_characters(self):
+        for name in ("\x1b[31m", "\u009b31m", "\u202e"):
+            result = self.check_fails([], "inspect", self.folder / f"no{name}")
+            self.assertNotIn(name[0], result.stderr)
+
     def test_token_outside_the_vocabulary(self):
         self.check_fails(["999999"], "generate", golden_case("plain"),
                          "--tokens", "999999", *EXACT)

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "quire/alloc/quote.h"
 
 namespace quire {
 namespace {
@@ -16,16 +16,8 @@ namespace {
 constexpr size_t kMaxMessage = 16384;
 
 void PrintLine(const char* prefix, std::string_view message) {
-  std::string line = prefix;
-  for (const char c : message.substr(0, kMaxMessage)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f)
-      absl::StrAppend(&line, absl::StrFormat("\\x%02x", byte));
-    else
-      line += c;
-  }
-  if (message.size() > kMaxMessage) line += "...";
-  line += '\n';
+  const std::string line =
+      absl::StrCat(prefix, Printable(message, kMaxMessage), "\n");
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
