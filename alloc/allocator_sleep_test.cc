@@ -208,7 +208,7 @@ TEST_F(AllocatorSleepTest, WhatIsFreedAsleepIsGoneAndNotHandedOutBefore) {
   Free(large.address, stream);
   EXPECT_EQ(AsleepPagesOf(kv_), asleep - 4);
   EXPECT_EQ(allocator_->Free(large.address, stream).code(),
-            absl::StatusCode::kInvalidArgument);
+            absl::StatusCode::kFailedPrecondition);
   Free(slot.address, stream);
   EXPECT_EQ(allocator_->Free(slot.address).code(),
             absl::StatusCode::kFailedPrecondition);

@@ -9,7 +9,7 @@
 #include "alloc/memory_snapshot_data.h"
 #include "alloc/snapshot_fields.h"
 #include "alloc/snapshot_history_json.h"
-#include "alloc/utf8.h"
+#include "quire/alloc/utf8.h"
 
 namespace quire {
 namespace {

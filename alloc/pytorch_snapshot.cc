@@ -14,7 +14,7 @@
 #include "alloc/memory_snapshot_data.h"
 #include "alloc/pickle_writer.h"
 #include "alloc/pytorch_history.h"
-#include "alloc/utf8.h"
+#include "quire/alloc/utf8.h"
 
 namespace quire {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "alloc/utf8.h"
+#include "quire/alloc/utf8.h"
 
 namespace quire {
 namespace {

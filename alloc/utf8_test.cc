@@ -1,4 +1,4 @@
-#include "alloc/utf8.h"
+#include "quire/alloc/utf8.h"
 
 #include <gtest/gtest.h>
 

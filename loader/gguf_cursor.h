@@ -16,11 +16,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "alloc/utf8.h"
 #include "loader/random_access_file.h"
 #include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/units.h"
+#include "quire/alloc/utf8.h"
 
 namespace quire {
 

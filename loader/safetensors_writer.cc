@@ -16,10 +16,10 @@
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
-#include "alloc/utf8.h"
 #include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/units.h"
+#include "quire/alloc/utf8.h"
 
 namespace quire {
 namespace {
