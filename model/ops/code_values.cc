@@ -121,9 +121,9 @@ const F8E4M3Tables& F8E4M3Tables::Get() {
       tables.high[code] = static_cast<uint8_t>(bits >> 24);
     }
     for (size_t i = 0; i < 32; ++i) {
-      std::array<uint8_t, 64>& spread = tables.spread[i / 16];
-      spread[i % 16 * 4 + 2] = static_cast<uint8_t>(i);
-      spread[i % 16 * 4 + 3] = static_cast<uint8_t>(64 + i);
+      std::array<uint8_t, 64>& places = tables.spread[i / 16];
+      places[i % 16 * 4 + 2] = static_cast<uint8_t>(i);
+      places[i % 16 * 4 + 3] = static_cast<uint8_t>(64 + i);
     }
     return tables;
   }();
