@@ -153,7 +153,8 @@ TEST_F(MemoryBalloonTest, WhatTheDriverRefusesChangesNoPromise) {
       Release(cache.get(), Admit(cache.get(), 200));  // 35 pages, parked
     }
     void Check() const {
-      for (const LedgerEntry& entry : ledger->Read()->entries) {
+      const auto now = ledger->Read();
+      for (const LedgerEntry& entry : now->entries) {
         if (entry.name == "model") {
           EXPECT_GE(entry.claim, memory->GetStatistics().in_use);
         }
