@@ -46,18 +46,16 @@ namespace quire {
 
 class AllocatorOperations : public MemoryHooks, public CompactionListener {
  public:
-  // Of slabs that are at least a page, and of some that are less.
-  static constexpr Bytes kSmallPage = KiB(64);
-  static constexpr Bytes kLargePage = KiB(256);
+  static constexpr Bytes kPage = KiB(64);
+  static constexpr uint64_t kPageBytes = kPage.value();
   static constexpr uint64_t kLimitPages = 32;
 
   // The device that Run needs.
-  static HostDriverOptions DriverOptions(Bytes page = kSmallPage);
+  static HostDriverOptions DriverOptions();
 
   // `driver`, whose device memory is host memory, outlives this, and so do the
   // bytes.
-  AllocatorOperations(Driver* driver, std::span<const uint8_t> bytes,
-                      Bytes page = kSmallPage);
+  AllocatorOperations(Driver* driver, std::span<const uint8_t> bytes);
   ~AllocatorOperations() override;
 
   // Carries the bytes out, frees everything, and looks whether everything is to
@@ -167,7 +165,6 @@ class AllocatorOperations : public MemoryHooks, public CompactionListener {
 
   Driver* const driver_;
   const std::span<const uint8_t> bytes_;
-  const Bytes page_;
   size_t position_ = 0;
   OwnerRegistry owners_;
   std::vector<OwnerId> owner_ids_;

@@ -194,7 +194,7 @@ absl::Status AllocatorOperations::CheckStatistics() {
                             : memory_->CommittedPages(neighbour_, PageCount(0),
                                                       neighbour_->pages())
                                       .value() *
-                                  page_.value();
+                                  kPageBytes;
   if (statistics.requested_bytes != requested ||
       statistics.live_bytes < requested ||
       statistics.live_allocations != model_.size() ||
