@@ -101,11 +101,14 @@ absl::Status DeviceAllocator::Impl::Free(DeviceAddress address,
           was.plainly_live_for(cache->stream_index()) &&
           cache->Free(span->size_class, span->slot_size,
                       {record, address.value() | (stream == StreamId())}, was);
+      // Once the slot is in the cache and the cache is left, another thread may
+      // take it out and make the span anew.
+      const OwnerId owner = span->owner;
+      const Bytes requested(span->slot_size - was.waste());
       cache->Leave();
       if (freed) [[likely]] {
         if (options_.trace != nullptr) {
-          Trace(TraceAction::kFree, span->heap->owner(), address,
-                Bytes(span->slot_size - was.waste()), stream);
+          Trace(TraceAction::kFree, owner, address, requested, stream);
         }
         CheckAfterFastPath();
         return absl::OkStatus();
