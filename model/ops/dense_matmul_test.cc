@@ -248,7 +248,7 @@ std::vector<size_t> ColumnsFor(DType dtype) {
     case 32:
       return {32, 96, 576};
     default:
-      return {256, 768};
+      return {256, 1024};
   }
 }
 
@@ -257,7 +257,7 @@ TEST(DenseMatMulTest, MatchesTheDefinition) {
   ThreadPool pool(2);
   for (const DType dtype : kDTypes) {
     for (const size_t columns : ColumnsFor(dtype)) {
-      for (const size_t rows : {1, 7, 18}) {
+      for (const size_t rows : {1, 7, 8, 50}) {
         const Matrix matrix = MakeMatrix(dtype, rows, columns, &random);
         SCOPED_TRACE(Describe(matrix));
         const GuardedBuffer<uint8_t> bytes(matrix.bytes);
@@ -294,7 +294,7 @@ TEST(DenseMatMulTest, TheBatchAndTheThreadsChangeNoBit) {
   constexpr size_t kMost = 70;
   for (const DType dtype : kDTypes) {
     const size_t columns = BlockElements(dtype) == 1 ? 75 : 512;
-    const Matrix matrix = MakeMatrix(dtype, 19, columns, &random);
+    const Matrix matrix = MakeMatrix(dtype, 37, columns, &random);
     SCOPED_TRACE(Describe(matrix));
     const GuardedBuffer<uint8_t> bytes(matrix.bytes);
     const std::vector<float> input = RandomNormal(kMost * columns, &random);
@@ -311,7 +311,7 @@ TEST(DenseMatMulTest, TheBatchAndTheThreadsChangeNoBit) {
       }
       for (const int threads : {1, 2, 3}) {
         ThreadPool pool(threads);
-        for (const size_t tokens : {1, 2, 3, 5, 6, 7, 8, 9, 70}) {
+        for (const size_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 32, 70}) {
           std::vector<float> output =
               Multiply(matrix, bytes.data(), input, tokens, &pool);
           output.insert(output.end(),
