@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "alloc/allocation_trace_builder.h"
 #include "alloc/pickle_reader.h"
 #include "quire/alloc/status_macros.h"
@@ -104,25 +105,30 @@ class SnapshotReader {
   static absl::StatusOr<uint64_t> ChooseDevice(const Item& traces,
                                                const std::vector<Item>& devices,
                                                std::optional<DeviceId> wanted) {
-    if (wanted) {
-      const auto index = static_cast<uint64_t>(wanted->value());
-      if (wanted->value() >= 0 && index < devices.size()) return index;
-      return traces.Error(absl::StrCat("has ", devices.size(),
-                                       " devices, and not number ",
-                                       wanted->value()));
-    }
-    std::optional<uint64_t> found;
+    std::vector<uint64_t> with_events;
     for (uint64_t i = 0; i < devices.size(); ++i) {
       QUIRE_ASSIGN_OR_RETURN(const size_t events, devices[i].Size());
-      if (events == 0) continue;
-      if (found) {
-        return traces.Error(absl::StrCat("has events of devices ", *found,
-                                         " and ", i, ": choose one"));
-      }
-      found = i;
+      if (events > 0) with_events.push_back(i);
     }
-    if (!found) return traces.Error("has no events");
-    return *found;
+    if (with_events.empty()) return traces.Error("has no events");
+    const std::string told =
+        absl::StrCat(with_events.size() == 1 ? "has events of device "
+                                             : "has events of devices ",
+                     absl::StrJoin(with_events, ", "));
+    if (wanted) {
+      for (const uint64_t device : with_events) {
+        if (wanted->value() >= 0 &&
+            static_cast<uint64_t>(wanted->value()) == device) {
+          return device;
+        }
+      }
+      return traces.Error(
+          absl::StrCat(told, ", and none of device ", wanted->value()));
+    }
+    if (with_events.size() > 1) {
+      return traces.Error(absl::StrCat(told, ": choose one"));
+    }
+    return with_events.front();
   }
 
   absl::Status AddEvent(const Item& item) {

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -117,15 +118,81 @@ TEST(PyTorchTraceTest, OneDeviceIsRead) {
   const std::string second = List({Event("alloc", 1, 22)});
   EXPECT_EQ(Read(Snapshot({List({}), second})).events[0].size, Bytes(22));
   EXPECT_THAT(ErrorOf(Snapshot({first, second})),
-              HasSubstr("devices 0 and 1: choose one"));
+              HasSubstr("has events of devices 0, 1: choose one"));
   PyTorchTraceOptions options;
   options.device = DeviceId(1);
   EXPECT_EQ(Read(Snapshot({first, second}), options).events[0].size, Bytes(22));
   options.device = DeviceId(2);
-  EXPECT_THAT(ErrorOf(Snapshot({first, second}), options), HasSubstr("2"));
+  EXPECT_THAT(ErrorOf(Snapshot({first, second}), options),
+              HasSubstr("has events of devices 0, 1, and none of device 2"));
   options.device = DeviceId(-1);
   EXPECT_THAT(ErrorOf(Snapshot({first, second}), options), HasSubstr("-1"));
   EXPECT_THAT(ErrorOf(Snapshot({List({}), List({})})), HasSubstr("no events"));
+  options.device = DeviceId(0);
+  EXPECT_THAT(ErrorOf(Snapshot({List({}), second}), options),
+              HasSubstr("has events of device 1, and none of device 0"));
+}
+
+TEST(PyTorchTraceTest, OtherFormatsAreOfOneDevice) {
+  PyTorchTraceOptions options;
+  options.device = DeviceId(0);
+  for (const char* contents :
+       {"op,id,bytes\na,1,2\n", "Thread,Time,Action,Pointer,Size,Stream\n",
+        "{}"}) {
+    const auto trace = ReadAllocationTrace(contents, options);
+    EXPECT_THAT(std::string(trace.status().message()),
+                HasSubstr("device 0 cannot be chosen"))
+        << contents;
+  }
+}
+
+// What has a place in the format comes back; bench/convert_trace_test.py has
+// Python's pickle read it.
+TEST(PyTorchTraceTest, WhatIsWrittenIsReadAgain) {
+  const auto trace = ReadQuireCsv(
+      "t_us,op,id,bytes,stream\n"
+      "0,p,0,0,3\n"     // older, and live at the end
+      "0,p,1,1000,4\n"  // older, and freed
+      "5,s,0,2097152,3\n"
+      "5,a,2,300,3\n"
+      "6,r,2,0,4\n"
+      "7,x,0,1099511627776,3\n"
+      "8,f,1,0,4\n"
+      "9,f,2,0,7\n"
+      "9,a,3,513,9\n"
+      "10,d,0,2097152,3\n");
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  const auto pickle = WritePyTorchSnapshot(*trace);
+  ASSERT_TRUE(pickle.ok()) << pickle.status();
+  const AllocationTrace again = Read(*pickle);
+  std::vector<std::string> told;
+  for (const AllocationEvent& event : again.events) {
+    std::ostringstream text;
+    text << AllocationActionName(event.action) << " " << event.size.value()
+         << " " << event.stream << " " << event.nanoseconds;
+    told.push_back(text.str());
+  }
+  EXPECT_THAT(std::vector<std::string>(told.begin(), told.begin() + 2),
+              ::testing::UnorderedElementsAre("live 0 3 0", "live 1000 4 0"));
+  EXPECT_THAT(
+      std::vector<std::string>(told.begin() + 2, told.end()),
+      ::testing::ElementsAre("reserve 2097152 3 0", "allocate 300 3 0",
+                             "failure 1099511627776 3 2000", "free 1000 4 3000",
+                             "free 300 7 4000", "allocate 513 9 4000",
+                             "release 2097152 3 5000"));
+}
+
+TEST(PyTorchTraceTest, NumbersThatPyTorchDoesNotHaveAreNotWritten) {
+  for (const char* row :
+       {"a,1,9223372036854775808,0", "a,1,1,9223372036854775808",
+        "a,1,9223372036854775000,0"}) {
+    const auto trace = ReadQuireCsv("op,id,bytes,stream\na,0,9000000000,0\n" +
+                                    std::string(row) + "\n");
+    ASSERT_TRUE(trace.ok()) << trace.status();
+    EXPECT_THAT(std::string(WritePyTorchSnapshot(*trace).status().message()),
+                HasSubstr("event 1 (allocate): "))
+        << row;
+  }
 }
 
 TEST(PyTorchTraceTest, ErrorsNameThePath) {

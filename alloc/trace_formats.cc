@@ -1,6 +1,7 @@
 #include "quire/alloc/trace_formats.h"
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 namespace quire {
 namespace {
@@ -15,14 +16,21 @@ bool IsOldPickle(std::string_view contents) {
 
 }  // namespace
 
-absl::StatusOr<AllocationTrace> ReadAllocationTrace(std::string_view contents) {
+absl::StatusOr<AllocationTrace> ReadAllocationTrace(
+    std::string_view contents, const PyTorchTraceOptions& options) {
   if (!contents.empty() && static_cast<uint8_t>(contents[0]) == 0x80) {
-    return ReadPyTorchSnapshot(contents);
+    return ReadPyTorchSnapshot(contents, options);
   }
   if (IsOldPickle(contents)) {
     return absl::InvalidArgumentError(
         "it looks like a pickle of protocol 0 or 1: only those from 2 on are "
         "read, as PyTorch writes them");
+  }
+  if (options.device) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", options.device->value(),
+                     " cannot be chosen: this is no snapshot of PyTorch, and "
+                     "of one device"));
   }
   if (!contents.empty() && contents[0] == '{') {
     return ReadSnapshotTrace(contents);

@@ -36,7 +36,8 @@ absl::StatusOr<AllocationTrace> ReadRmmCsv(std::string_view contents);
 std::string WriteRmmCsv(const AllocationTrace& trace);
 
 struct PyTorchTraceOptions {
-  // The device whose trace is read; nullopt: the only one that has any.
+  // The device whose trace is read; nullopt: the only one that has any. Where
+  // several have, or the one that is wanted has none, the error lists them.
   std::optional<DeviceId> device;
 };
 // The events of torch.cuda.memory._dump_snapshot, a pickle. Nothing in the file
@@ -45,13 +46,22 @@ struct PyTorchTraceOptions {
 // freed, without an event that allocated them, are older than the recording.
 absl::StatusOr<AllocationTrace> ReadPyTorchSnapshot(
     std::string_view contents, const PyTorchTraceOptions& options = {});
+// The same for torch/cuda/_memory_viz.py and PyTorch's viewer. The format has
+// no place for alignments, recorded streams, threads, marks and owners: they
+// are left out. Times are microseconds, and counted from the first event by the
+// reader; what is older than the trace and freed in it has the stream of its
+// free. Addresses are made up, each one once. Errors: kInvalidArgument, with
+// the event, for sizes and streams from 2^63 on.
+absl::StatusOr<std::string> WritePyTorchSnapshot(const AllocationTrace& trace);
 
 // The allocations in a memory snapshot of Quire's own (memory_snapshot.h),
 // JSON: as far back as its events go.
 absl::StatusOr<AllocationTrace> ReadSnapshotTrace(std::string_view contents);
 
-// Any of them: told apart by how they begin.
-absl::StatusOr<AllocationTrace> ReadAllocationTrace(std::string_view contents);
+// Any of them: told apart by how they begin. A device may be chosen in PyTorch's
+// snapshots only: the others are of one, and refuse it.
+absl::StatusOr<AllocationTrace> ReadAllocationTrace(
+    std::string_view contents, const PyTorchTraceOptions& options = {});
 
 }  // namespace quire
 
