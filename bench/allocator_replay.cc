@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,8 @@
 #include "absl/strings/str_format.h"
 #include "bench/option_checks.h"
 #include "bench/program.h"
+#include "bench/progress.h"
+#include "bench/run_description.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/allocation_trace.h"
 #include "quire/alloc/allocator.h"
@@ -40,6 +44,7 @@ struct Options {
   std::string limit = "0";
   bool threads = false;
   bool try_failures = false;
+  std::optional<int32_t> device;
   bool json = false;
 };
 
@@ -91,15 +96,20 @@ absl::StatusOr<TraceReplayResult> PlayOnce(const Options& options,
   return result;
 }
 
+// `timing` is called before the second pass.
 absl::StatusOr<Result> Play(const Options& options, const std::string& path,
-                            const std::string& contents) {
+                            const std::string& contents,
+                            const std::function<void()>& timing) {
+  PyTorchTraceOptions read;
+  if (options.device) read.device = DeviceId(*options.device);
   QUIRE_ASSIGN_OR_RETURN(const AllocationTrace trace,
-                         ReadAllocationTrace(contents));
+                         ReadAllocationTrace(contents, read));
   Result result;
   result.file = path;
   result.events = trace.events.size();
   result.recorded = SummarizeAllocationTrace(trace);
   QUIRE_ASSIGN_OR_RETURN(result.replay, PlayOnce(options, trace, true));
+  timing();
   QUIRE_ASSIGN_OR_RETURN(const TraceReplayResult timed,
                          PlayOnce(options, trace, false));
   result.nanoseconds_per_operation =
@@ -109,17 +119,18 @@ absl::StatusOr<Result> Play(const Options& options, const std::string& path,
 }
 
 // Errors name the file.
-absl::StatusOr<Result> PlayFile(const Options& options,
-                                const std::string& path) {
+absl::StatusOr<Result> PlayFile(const Options& options, const std::string& path,
+                                const std::function<void()>& timing) {
   QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadRegularFile(path));
-  absl::StatusOr<Result> result = Play(options, path, contents);
+  absl::StatusOr<Result> result = Play(options, path, contents, timing);
   if (result.ok()) return result;
   return absl::Status(
       result.status().code(),
       absl::StrCat(path, ": ", std::string(result.status().message())));
 }
 
-nlohmann::json ToJson(const Result& result) {
+// `run` is of DescribeRun.
+nlohmann::json ToJson(const Result& result, const nlohmann::json& run) {
   nlohmann::json calls = nlohmann::json::object();
   for (const auto& [name, count] : result.replay.driver_calls) {
     calls[name] = count;
@@ -138,7 +149,8 @@ nlohmann::json ToJson(const Result& result) {
       {"failures_when_recorded", result.recorded.failures},
       {"failures_served", result.replay.failures_served},
       {"driver_calls", calls},
-      {"nanoseconds_per_operation", result.nanoseconds_per_operation}};
+      {"nanoseconds_per_operation", result.nanoseconds_per_operation},
+      {"settings", run}};
 }
 
 std::string FileName(const std::string& path) {
@@ -207,6 +219,10 @@ int Main(int argc, char** argv) {
                "A thread for each one of the trace");
   app.add_flag("--try-failures", options.try_failures,
                "Try what failed when it was recorded");
+  app.add_option("--device", options.device,
+                 "Of snapshots of PyTorch; default: the only one that has "
+                 "events")
+      ->check(CLI::Range(0, 1 << 20));
   app.add_flag("--json", options.json, "Machine-readable output");
   if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
   if (const absl::Status usage = CheckSizes(options); !usage.ok()) {
@@ -214,8 +230,17 @@ int Main(int argc, char** argv) {
     return kWrongUsage;
   }
   std::vector<Result> results;
+  // Two passes of each file.
+  ProgressLine progress;
+  const auto tell = [&](const std::string& path, size_t pass) {
+    progress.Update(FileName(path),
+                    static_cast<double>(2 * results.size() + pass),
+                    static_cast<double>(2 * options.files.size()));
+  };
   for (const std::string& path : options.files) {
-    const absl::StatusOr<Result> result = PlayFile(options, path);
+    tell(path, 0);
+    const absl::StatusOr<Result> result =
+        PlayFile(options, path, [&] { tell(path, 1); });
     if (!result.ok()) {
       std::cerr << "allocator_replay: " << result.status().message() << "\n";
       return kFailed;
@@ -224,7 +249,8 @@ int Main(int argc, char** argv) {
   }
   if (options.json) {
     nlohmann::json json = nlohmann::json::array();
-    for (const Result& result : results) json.push_back(ToJson(result));
+    const nlohmann::json run = DescribeRun(app, argc, argv);
+    for (const Result& result : results) json.push_back(ToJson(result, run));
     std::cout << json.dump(2) << "\n";
   } else {
     PrintTable(results);

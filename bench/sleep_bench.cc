@@ -25,6 +25,7 @@
 #include "absl/strings/str_format.h"
 #include "bench/option_checks.h"
 #include "bench/program.h"
+#include "bench/progress.h"
 #include "quire/alloc/device_memory.h"
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/owner.h"
@@ -206,7 +207,9 @@ absl::Status Run(const Options& options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Bench> bench,
                          Bench::Create(options));
   std::vector<double> copy_out, copy_in, sleep, wake, sleep_ratio, wake_ratio;
+  ProgressLine progress;
   for (int i = 0; i < options.rounds; ++i) {
+    progress.Update("round", i, options.rounds);
     QUIRE_ASSIGN_OR_RETURN(const Round round, bench->Run());
     copy_out.push_back(round.copy_out);
     copy_in.push_back(round.copy_in);

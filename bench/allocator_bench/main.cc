@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -19,6 +20,8 @@
 #include "bench/allocator_bench/sections.h"
 #include "bench/option_checks.h"
 #include "bench/program.h"
+#include "bench/progress.h"
+#include "bench/run_description.h"
 
 namespace quire {
 namespace {
@@ -65,11 +68,15 @@ int Main(int argc, char** argv) {
   circumstances.seed = options.seed;
   circumstances.repetitions = options.repetitions;
   std::vector<Section> sections;
+  ProgressLine progress;
+  const size_t total = wanted.empty() ? std::size(kSections) : wanted.size();
   for (const NamedSection& section : kSections) {
     if (!wanted.empty() &&
         std::find(wanted.begin(), wanted.end(), section.name) == wanted.end()) {
       continue;
     }
+    progress.Update(section.name, static_cast<double>(sections.size()),
+                    static_cast<double>(total));
     auto measured = section.measure(options);
     if (!measured.ok()) {
       std::fprintf(stderr, "allocator_bench: section %s: %s\n", section.name,
@@ -79,7 +86,9 @@ int Main(int argc, char** argv) {
     sections.push_back(*std::move(measured));
   }
   if (json) {
-    std::cout << ReportToJson(circumstances, sections).dump(2) << "\n";
+    nlohmann::json report = ReportToJson(circumstances, sections);
+    report["settings"] = DescribeRun(app, argc, argv);
+    std::cout << report.dump(2) << "\n";
   } else {
     std::cout << FormatReport(circumstances, sections);
   }

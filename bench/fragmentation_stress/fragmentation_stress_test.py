@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,11 @@ class FragmentationStressTest(unittest.TestCase):
             self.assertFalse(o["oom"])
             self.assertEqual(len(o["timeline"]), 3)
             self.assertTrue(o["survived"])
+            options = o["settings"].pop("options")
+            self.assertEqual(options["trace"], [trace])
+            self.assertEqual((options["repeat"], options["seed"]), ("2", "1"))
+            self.assertEqual(o["settings"].pop("command")[:3],
+                             ["fragmentation_stress", "--trace", trace])
             self.assertEqual(o["settings"], {
                 "trace": trace, "policy": o["policy"], "repeat": 2,
                 "device_memory": 1 << 30, "timeline": 3, "page_maps": 0,
@@ -90,6 +96,24 @@ class FragmentationStressTest(unittest.TestCase):
         self.assertEqual(failure["device_free"], 32 << 20)
         self.assertEqual(result["largest_request"], 64 << 20)
         self.assertEqual(result["page_map"]["at_failure"]["event"], 1)
+
+    def test_a_device_of_a_snapshot_is_chosen(self):
+        def events(size):
+            return [{"action": "alloc", "addr": 4096, "size": size,
+                     "stream": 0, "time_us": 1, "frames": []}]
+
+        path = self.folder / "two.pickle"
+        path.write_bytes(pickle.dumps({"segments": [], "device_traces": [
+            events(5 << 20), [], events(9 << 20)]}))
+        ran = run("--trace", str(path))
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("two.pickle: snapshot.device_traces has events of "
+                      "devices 0, 2: choose one", ran.stderr)
+        ran = run("--trace", str(path), "--device", "2", "--policies",
+                  "quire", "--json")
+        result, = json.loads(ran.stdout)
+        self.assertEqual(result["peak_requested"], 9 << 20)
+        self.assertEqual(result["settings"]["device"], 2)
 
     def test_out_of_memory_is_a_result(self):
         trace = self.write("op,id,bytes\nalloc,0,67108864\n")
@@ -142,6 +166,8 @@ class FragmentationStressTest(unittest.TestCase):
                  "bfc: preallocate"),
                 ((), "give --trace or --load"),
                 (("--load", "lifo", "--repeat", "0"), "--repeat"),
+                (("--load", "lifo", "--device", "0"),
+                 "--device 0 has no effect without --trace"),
                 (("--trace", "t", "--events", "9"),
                  "--events 9 has no effect without --load"),
                 (("--load", "lifo", "--timeline", "9"),

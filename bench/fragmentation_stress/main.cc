@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "bench/policies/simulated_device.h"
 #include "bench/program.h"
 #include "bench/progress.h"
+#include "bench/run_description.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/trace_formats.h"
 #include "quire/alloc/units.h"
@@ -46,7 +48,9 @@ struct Options {
   uint64_t repeat = 1;
   uint64_t timeline = 0;
   uint64_t page_maps = 0;
+  std::optional<int32_t> device;
   bool json = false;
+  nlohmann::json run;  // of DescribeRun
 };
 
 struct NamedTrace {
@@ -66,9 +70,12 @@ absl::StatusOr<Bytes> ParseSize(const char* option, const std::string& text) {
                    FormatBytes(kLargestRequest)));
 }
 
-absl::StatusOr<NamedTrace> ReadTrace(const std::string& path) {
+absl::StatusOr<NamedTrace> ReadTrace(const std::string& path,
+                                     std::optional<int32_t> device) {
   QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadRegularFile(path));
-  absl::StatusOr<AllocationTrace> trace = ReadAllocationTrace(contents);
+  PyTorchTraceOptions read;
+  if (device) read.device = DeviceId(*device);
+  absl::StatusOr<AllocationTrace> trace = ReadAllocationTrace(contents, read);
   if (!trace.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": ", std::string(trace.status().message())));
@@ -77,7 +84,9 @@ absl::StatusOr<NamedTrace> ReadTrace(const std::string& path) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": there are no events"));
   }
-  return NamedTrace{path, {{"trace", path}}, *std::move(trace)};
+  nlohmann::json settings = {{"trace", path}};
+  if (device) settings["device"] = *device;
+  return NamedTrace{path, std::move(settings), *std::move(trace)};
 }
 
 absl::StatusOr<NamedTrace> MakeTrace(const Options& options,
@@ -123,6 +132,7 @@ absl::StatusOr<StressRun> RunOne(const Options& options, Bytes device_memory,
                        {"timeline", options.timeline},
                        {"page_maps", options.page_maps},
                        {"driver_costs", "A100"}});
+  run.settings.update(options.run);
   run.asked = SummarizeAllocationTrace(trace.trace);
   // Where the peak is, only a replay knows: that it comes out the same the
   // second time is what simulation is for.
@@ -223,6 +233,10 @@ int Main(int argc, char** argv) {
                  "Traces: Quire's CSV and snapshots, RMM's log, PyTorch's "
                  "snapshots")
       ->check(NotEmpty());
+  app.add_option("--device", options.device,
+                 "Of the traces that are snapshots of PyTorch; default: the "
+                 "only one that has events")
+      ->check(CLI::Range(0, 1 << 20));
   app.add_option("--load", options.loads,
                  absl::StrCat("Made-up loads:\n", DescribeLoads()))
       ->delimiter(',');
@@ -260,6 +274,7 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--json", options.json, "Machine-readable output");
   if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
+  options.run = DescribeRun(app, argc, argv);
   if (options.traces.empty() && options.loads.empty()) {
     return Fail(kWrongUsage, absl::InvalidArgumentError(
                                  "nothing to play: give --trace or --load"));
@@ -267,6 +282,8 @@ int Main(int argc, char** argv) {
   for (const absl::Status& idle :
        {CheckIdleOptions(app, {"--seed", "--events", "--live"},
                          !options.loads.empty(), "without --load"),
+        CheckIdleOptions(app, {"--device"}, !options.traces.empty(),
+                         "without --trace"),
         CheckIdleOptions(app, {"--timeline", "--page-maps"}, options.json,
                          "without --json")}) {
     if (!idle.ok()) return Fail(kWrongUsage, idle);
@@ -284,7 +301,7 @@ int Main(int argc, char** argv) {
   }
   std::vector<NamedTrace> traces;
   for (const std::string& path : options.traces) {
-    absl::StatusOr<NamedTrace> trace = ReadTrace(path);
+    absl::StatusOr<NamedTrace> trace = ReadTrace(path, options.device);
     if (!trace.ok()) return Fail(kFailed, trace.status());
     traces.push_back(*std::move(trace));
   }

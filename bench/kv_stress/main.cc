@@ -20,7 +20,10 @@
 #include "bench/kv_stress/report.h"
 #include "bench/option_checks.h"
 #include "bench/program.h"
+#include "bench/progress.h"
+#include "bench/run_description.h"
 #include "bench/serving/serving_arguments.h"
+#include "bench/serving/serving_settings.h"
 #include "bench/serving/simulation.h"
 #include "quire/alloc/status_macros.h"
 
@@ -37,6 +40,7 @@ struct Options {
   std::vector<std::string> burst_models;
   std::optional<uint64_t> attention_rows;
   bool json = false;
+  nlohmann::json run;  // of DescribeRun
 };
 
 void AddOptions(CLI::App* app, Options* options) {
@@ -148,12 +152,18 @@ absl::Status Run(const Options& options) {
         speeds, MeasureAttention(simulation.model, simulation.dtype, kinds,
                                  attention_rows));
   }
+  const std::vector<double>& create_costs =
+      options.create_us.empty() ? costs.create_page_us() : options.create_us;
   std::vector<StressResult> results;
+  ProgressLine progress;
   for (size_t i = 0; i < kinds.size(); ++i) {
     const CacheKind& kind = kinds[i];
-    for (const double create_us : options.create_us.empty()
-                                      ? costs.create_page_us()
-                                      : options.create_us) {
+    for (const double create_us : create_costs) {
+      simulation.progress = [&](double done) {
+        progress.Update(
+            kind.name, static_cast<double>(results.size()) + done,
+            static_cast<double>(kinds.size() * create_costs.size()));
+      };
       auto result =
           Simulate(simulation, costs, create_us, kind, workload.requests);
       if (absl::IsResourceExhausted(result.status())) {
@@ -198,6 +208,10 @@ absl::Status Run(const Options& options) {
       {"requests_too_long", workload.too_long},
       {"load_factor", options.serving.load_factor},
       {"seed", options.serving.random.seed}};
+  nlohmann::json& settings = json["settings"];
+  settings = ServingSettingsToJson(options.serving, simulation, costs);
+  settings["attention_rows"] = attention_rows;
+  settings.update(options.run);
   for (const CacheKind& kind : kinds) {
     if (!kind.reason.empty()) json["choices"][kind.name] = kind.reason;
   }
@@ -226,9 +240,13 @@ absl::Status RunBursts(const Options& options) {
   bursts.requests = MakeRandomRequests(random);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<BurstResult> results,
                          SimulateBursts(bursts));
-  std::cout << (options.json
-                    ? BurstsToJson(bursts.kv_memory, results).dump(2) + "\n"
-                    : FormatBursts(bursts.kv_memory, results));
+  if (!options.json) {
+    std::cout << FormatBursts(bursts.kv_memory, results);
+    return absl::OkStatus();
+  }
+  nlohmann::json json = BurstsToJson(bursts.kv_memory, results);
+  json["settings"] = options.run;
+  std::cout << json.dump(2) << "\n";
   return absl::OkStatus();
 }
 
@@ -247,6 +265,7 @@ int Main(int argc, char** argv) {
       "qwen3-8b\n         --device-memory 80GiB --json");
   AddOptions(&app, &options);
   if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
+  options.run = DescribeRun(app, argc, argv);
   const absl::Status usage = CheckOptions(app, options);
   if (!usage.ok()) return Fail(kWrongUsage, usage);
   const absl::Status status =

@@ -30,6 +30,7 @@
 #include "bench/model_switching/scenario.h"
 #include "bench/program.h"
 #include "bench/progress.h"
+#include "bench/run_description.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/output_file.h"
@@ -221,7 +222,7 @@ absl::StatusOr<std::vector<SwitchingRun>> RunAll(
 
 // `scenarios` of a file; empty: a day is generated.
 absl::Status PlayDays(const SwitchingArguments& arguments,
-                      const SwitchingPlan& plan,
+                      const SwitchingPlan& plan, const nlohmann::json& settings,
                       std::vector<Scenario> scenarios) {
   Workloads workloads;
   QUIRE_RETURN_IF_ERROR(
@@ -234,7 +235,7 @@ absl::Status PlayDays(const SwitchingArguments& arguments,
   const char* before = "[\n";
   const auto print = [&](const SwitchingRun& run) {
     if (!arguments.json) return;
-    std::cout << before << ToJson(run, SettingsToJson(arguments)) << std::flush;
+    std::cout << before << ToJson(run, settings) << std::flush;
     before = ",\n";
   };
   QUIRE_ASSIGN_OR_RETURN(const std::vector<SwitchingRun> runs,
@@ -246,7 +247,8 @@ absl::Status PlayDays(const SwitchingArguments& arguments,
 
 // False where a model has said something else than alone.
 absl::StatusOr<bool> PlayRealModels(const SwitchingArguments& arguments,
-                                    const SwitchingPlan& plan) {
+                                    const SwitchingPlan& plan,
+                                    const nlohmann::json& settings) {
   ProgressLine progress;
   RealOptions options = plan.real;
   options.progress = [&](const std::string& what, double done, double total) {
@@ -262,9 +264,8 @@ absl::StatusOr<bool> PlayRealModels(const SwitchingArguments& arguments,
     right = right && (result.failure || AllEqual(models, result));
     results.push_back(std::move(result));
   }
-  std::cout << (arguments.json
-                    ? RealToJson(models, results, SettingsToJson(arguments))
-                    : RealToTable(models, results));
+  std::cout << (arguments.json ? RealToJson(models, results, settings)
+                               : RealToTable(models, results));
   return right;
 }
 
@@ -282,6 +283,8 @@ int Main(int argc, char** argv) {
   if (!plan.ok()) return Fail(kWrongUsage, plan.status());
   const absl::Status idle = CheckIdle(app, arguments, *plan);
   if (!idle.ok()) return Fail(kWrongUsage, idle);
+  nlohmann::json settings = SettingsToJson(arguments);
+  settings.update(DescribeRun(app, argc, argv));
   if (plan->real.models.empty()) {
     absl::StatusOr<std::vector<Scenario>> scenarios = std::vector<Scenario>();
     if (plan->generator.requests == 0) {
@@ -291,10 +294,10 @@ int Main(int argc, char** argv) {
       if (!named.ok()) return Fail(kWrongUsage, named);
     }
     const absl::Status played =
-        PlayDays(arguments, *plan, *std::move(scenarios));
+        PlayDays(arguments, *plan, settings, *std::move(scenarios));
     return played.ok() ? 0 : Fail(kFailed, played);
   }
-  const absl::StatusOr<bool> right = PlayRealModels(arguments, *plan);
+  const absl::StatusOr<bool> right = PlayRealModels(arguments, *plan, settings);
   if (!right.ok()) return Fail(kFailed, right.status());
   return *right ? 0 : kFailed;
 }

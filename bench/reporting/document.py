@@ -29,10 +29,16 @@ def _summary(results):
     for runs in other_sections.group_serving(results.get("serving_replay", [])):
         sentences.append(f"{other_sections.serving_table(runs).caption}. "
                          + " ".join(findings.of_serving(runs)))
+    for result in results.get("reproduce_oom", []):
+        sentences.append(" ".join(findings.of_growth(result)))
     for result in results.get("allocator_bench", []):
         sentences.append("Allocator: "
                          + " ".join(findings.of_bench(result["sections"])))
     return sentences
+
+
+def _command(record):
+    return " ".join(record.get("script") or record["command"])
 
 
 def _runs_table(records):
@@ -42,7 +48,7 @@ def _runs_table(records):
                    Column("Machine", words=True)])
     for record in records:
         seed = record["seed"]
-        row = (record["experiment"], " ".join(record["command"]) or "not told",
+        row = (record["experiment"], _command(record) or "not told",
                "–" if seed is None else seed, record["source"] or "not told",
                record["date"] or "not told",
                record["machine"] or "not told")
@@ -76,6 +82,7 @@ def to_html(records, title):
     switching_section.add_to(document, results.get("model_switching", []))
     other_sections.add_caches(document, results.get("kv_stress", []))
     other_sections.add_serving(document, results.get("serving_replay", []))
+    other_sections.add_growth(document, results.get("reproduce_oom", []))
     other_sections.add_bench(document, results.get("allocator_bench", []))
     document.add_section("How it was made",
                          _runs_table(records).to_html())
@@ -115,6 +122,10 @@ def to_markdown(records, title):
         parts.append("## Serving")
     for runs in other_sections.group_serving(results.get("serving_replay", [])):
         add(findings.of_serving(runs), other_sections.serving_table(runs))
+    if results.get("reproduce_oom"):
+        parts.append("## A model until memory runs out")
+    for result in results.get("reproduce_oom", []):
+        add(findings.of_growth(result), other_sections.growth_table(result))
     if results.get("allocator_bench"):
         parts.append("## Allocator benchmarks")
     for result in results.get("allocator_bench", []):

@@ -28,6 +28,7 @@ class Run:
     arguments: list
     seed: int | None = None
     label: str = ""
+    folder: str | None = None  # to run in; None: the caller's
 
     def command(self):
         return [self.experiment, *self.arguments]
@@ -115,14 +116,16 @@ _PLANNERS = {
     "serving_replay": _plan_serving,
     "allocator_bench": _plan_bench,
 }
+PLANNED = tuple(_PLANNERS)
 
 
-def run_program(program, arguments, progress=lambda: None):
+def run_program(program, arguments, progress=lambda: None, folder=None):
     """(exit status, stdout, stderr); `progress` is called while it works."""
     try:
         process = subprocess.Popen(
-            [str(program), *arguments], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True)
+            [pathlib.Path(program).absolute(), *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=folder)
     except OSError as error:
         raise RunError(f"{program}: {error.strerror}; build it first: cmake "
                        "--preset release && cmake --build --preset release"
@@ -140,9 +143,9 @@ def run_program(program, arguments, progress=lambda: None):
             process.wait()
 
 
-def call(program, arguments, progress=lambda: None):
+def call(program, arguments, progress=lambda: None, folder=None):
     """What the program prints; an error where it fails."""
-    status, output, errors = run_program(program, arguments, progress)
+    status, output, errors = run_program(program, arguments, progress, folder)
     if status != 0:
         raise RunError(f"{pathlib.Path(program).name} {' '.join(arguments)}: "
                        f"exit status {status}: {errors.strip()}")
@@ -152,7 +155,7 @@ def call(program, arguments, progress=lambda: None):
 def execute(run, folder, progress=lambda: None):
     """Runs one and returns its records."""
     output = call(pathlib.Path(folder) / run.experiment,
-                  [*run.arguments, "--json"], progress)
+                  [*run.arguments, "--json"], progress, run.folder)
     try:
         results = records.split_output(output)
     except ValueError as error:

@@ -165,7 +165,10 @@ def of_serving(results):
 
 
 def _compare_caches(caches, figures):
-    sentences = []
+    sentences = [f"{name} has no room: {reason}." for name, reason in
+                 {c["cache"]: c["failure"].rstrip(".") for c in caches
+                  if c.get("failure")}.items()]
+    caches = [c for c in caches if not c.get("failure")]
     if len(caches) < 2:
         return sentences
     for what, figure, tell, choose in figures:
@@ -177,6 +180,20 @@ def _compare_caches(caches, figures):
         sentences.append(f"{tables.join_words(winners)} "
                          f"{_verb(what, winners)}: {tell(best)}.")
     return sentences
+
+
+def of_growth(result):
+    """What became of a model whose context was doubled."""
+    name = result["model"].rstrip("/").split("/")[-1]
+    device = tables.format_bytes(result["device_memory"])
+    longest = max((one["context"] for one in result["contexts"]
+                   if one.get("kv_committed") is not None), default=None)
+    fits = (f"a context of {longest:,} tokens fits on {device}"
+            if longest is not None else f"no context fits on {device}")
+    if not result["error"]:
+        return [f"{name}: {fits}, and that is the longest that it has."]
+    failed = result["contexts"][-1]["context"]
+    return [f"{name}: {fits}, one of {failed:,} does not: {result['kind']}."]
 
 
 def of_bench(sections):

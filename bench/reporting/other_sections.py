@@ -1,4 +1,4 @@
-"""kv_stress, serving_replay and allocator_bench in a report."""
+"""kv_stress, serving_replay, reproduce_oom and allocator_bench in a report."""
 
 from bench.reporting import findings, page
 from bench.reporting.tables import (Column, Table, format_bytes, format_count,
@@ -6,6 +6,7 @@ from bench.reporting.tables import (Column, Table, format_bytes, format_count,
 
 KV_TITLE = "KV caches"
 SERVING_TITLE = "Serving"
+GROWTH_TITLE = "A model until memory runs out"
 BENCH_TITLE = "Allocator benchmarks"
 
 
@@ -22,6 +23,10 @@ def cache_table(result):
          Column("Calls waited for"), Column("Calls meanwhile"),
          Column("Decode steps waiting")])
     for cache in result["caches"]:
+        if cache.get("failure"):
+            table.add(cache["cache"], f"{cache['create_page_us']:.0f} µs",
+                      "no room", *["–"] * 8)
+            continue
         table.add(
             cache["cache"], f"{cache['create_page_us']:.0f} µs",
             format_count(cache["requests_served"]),
@@ -58,6 +63,9 @@ def serving_table(results):
          Column("Running, mean"), Column("Wasted"), Column("Held, peak"),
          Column("Calls waited for")])
     for result in results:
+        if result.get("failure"):
+            table.add(result["cache"], "no room", *["–"] * 12)
+            continue
         first_token = result["seconds_to_first_token"]
         token = result["seconds_per_output_token"]
         table.add(
@@ -71,6 +79,23 @@ def serving_table(results):
             format_share(result["wasted_share"]),
             format_bytes(result["peak_reserved"]),
             format_count(result["driver_calls_waited_for"]))
+    return table
+
+
+def growth_table(result):
+    """The contexts of a model on one device, until memory ran out."""
+    table = Table(
+        f"{result['model'].rstrip('/').split('/')[-1]}: weights and workspace "
+        f"{format_bytes(result['fixed'])}, "
+        f"{format_bytes(result['bytes_per_token'])} a token; device "
+        f"{format_bytes(result['device_memory'])}, batch "
+        f"{result['sequences']}, cache {result['kv_cache']}",
+        [Column("Context"), Column("Keys and values"),
+         Column("KV pages held")])
+    for one in result["contexts"]:
+        held = one.get("kv_committed")
+        table.add(format_count(one["context"]), format_bytes(one["needed"]),
+                  "fails" if held is None else format_bytes(held))
     return table
 
 
@@ -108,6 +133,16 @@ def add_caches(document, results):
         document.add_section(
             f"{KV_TITLE}: {table.caption.split(':')[0]}",
             content + page.heading("Caches side by side") + table.to_html())
+
+
+def add_growth(document, results):
+    for result in results:
+        table = growth_table(result)
+        document.add_section(
+            f"{GROWTH_TITLE}: {table.caption.split(':')[0]}",
+            page.heading("Verdict")
+            + page.bullet_list(findings.of_growth(result))
+            + page.heading("Contexts") + table.to_html())
 
 
 def add_serving(document, results):

@@ -19,6 +19,7 @@ main, .page, nav { max-width: 1180px; }
 main { padding-top: 0; }
 h3 { font-size: 15px; margin: 26px 0 8px; }
 nav ul { columns: 2 240px; padding-left: 20px; overflow-wrap: anywhere; }
+h1, h2, h3 { overflow-wrap: anywhere; }
 a { color: var(--accent); }
 .skip { position: absolute; left: -9999px; }
 .skip:focus {

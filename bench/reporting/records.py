@@ -9,8 +9,10 @@ A file of records has one JSON object a line:
      "source": "c42badf0e5f1", "result": {...}}
 
 "result" is what the program prints with --json, cut into one object for each
-thing that was compared. What the programs themselves print is read as well; it
-does not say how it was made.
+thing that was compared; its "settings" have all that decided it, defaults
+included. Records of a script whose programs play files of its own have "script":
+the command line that makes them all. What the programs themselves print is read
+as well; it says of itself which command made it.
 
 Files are not trusted: every field that is used is checked when it is read, and
 texts are escaped where they are written.
@@ -82,26 +84,45 @@ _SHAPES = {
          "bytes_copied_in": _COUNT, "host_memory_peak": _COUNT}),
     "kv_stress": shapes.fields(
         {"kv_memory_bytes": _COUNT, "requests": _COUNT,
-         "caches": shapes.list_of(shapes.fields(
-             {"cache": shapes.text, "create_page_us": shapes.number,
-              "requests_served": _COUNT, "preempted_requests": _COUNT,
-              "requests_per_virtual_second": shapes.number,
-              "mean_running": shapes.number, "waste_ratio": shapes.number,
-              "peak_held_bytes": _COUNT,
-              "driver_calls_on_critical_path": _COUNT,
-              "driver_calls_off_critical_path": _COUNT,
-              "decode_steps": _COUNT, "decode_steps_waiting": _COUNT}),
+         "caches": shapes.list_of(shapes.either(
+             "failure",
+             shapes.fields({"cache": shapes.text,
+                            "create_page_us": shapes.number,
+                            "failure": shapes.text}),
+             shapes.fields(
+                 {"cache": shapes.text, "create_page_us": shapes.number,
+                  "requests_served": _COUNT, "preempted_requests": _COUNT,
+                  "requests_per_virtual_second": shapes.number,
+                  "mean_running": shapes.number, "waste_ratio": shapes.number,
+                  "peak_held_bytes": _COUNT,
+                  "driver_calls_on_critical_path": _COUNT,
+                  "driver_calls_off_critical_path": _COUNT,
+                  "decode_steps": _COUNT, "decode_steps_waiting": _COUNT})),
              least=1)},
         {"trace": shapes.text, "model": shapes.text}),
-    "serving_replay": shapes.fields(
-        {"trace": shapes.text, "load_factor": shapes.number,
-         "cache": shapes.text, "requests": _COUNT, "requests_served": _COUNT,
-         "requests_per_second": shapes.number, "goodput": shapes.number,
-         "attainment": shapes.number, "seconds_to_first_token": _PERCENTILES,
-         "seconds_per_output_token": _PERCENTILES, "preemptions": _COUNT,
-         "mean_running": shapes.number, "kv_memory": _COUNT,
-         "wasted_share": shapes.number, "peak_reserved": _COUNT,
-         "driver_calls_waited_for": _COUNT}),
+    "serving_replay": shapes.either(
+        "failure",
+        shapes.fields(
+            {"trace": shapes.text, "load_factor": shapes.number,
+             "cache": shapes.text, "requests": _COUNT, "kv_memory": _COUNT,
+             "failure": shapes.text}),
+        shapes.fields(
+            {"trace": shapes.text, "load_factor": shapes.number,
+             "cache": shapes.text, "requests": _COUNT,
+             "requests_served": _COUNT, "requests_per_second": shapes.number,
+             "goodput": shapes.number, "attainment": shapes.number,
+             "seconds_to_first_token": _PERCENTILES,
+             "seconds_per_output_token": _PERCENTILES, "preemptions": _COUNT,
+             "mean_running": shapes.number, "kv_memory": _COUNT,
+             "wasted_share": shapes.number, "peak_reserved": _COUNT,
+             "driver_calls_waited_for": _COUNT})),
+    "reproduce_oom": shapes.fields(
+        {"model": shapes.text, "device_memory": _COUNT, "fixed": _COUNT,
+         "bytes_per_token": _COUNT, "sequences": _COUNT,
+         "kv_cache": shapes.text, "error": shapes.text, "kind": shapes.text,
+         "contexts": shapes.list_of(shapes.fields(
+             {"context": _COUNT, "needed": _COUNT},
+             {"kv_committed": _COUNT}), least=1)}, {}),
     "allocator_bench": shapes.fields(
         {"machine": shapes.text, "date": shapes.text,
          "sections": shapes.list_of(shapes.fields(
@@ -117,12 +138,14 @@ _SHAPES = {
 # By which a result is known that does not say what it is of.
 _MARKS = {"fragmentation_stress": {"policy", "trace"},
           "model_switching": {"scenario", "strategy"},
-          "serving_replay": {"cache", "goodput"}, "kv_stress": {"caches"},
+          "serving_replay": {"cache", "load_factor"}, "kv_stress": {"caches"},
+          "reproduce_oom": {"contexts", "kind"},
           "allocator_bench": {"sections"}}
 EXPERIMENTS = tuple(_SHAPES)
 
 _RECORD = shapes.fields({"experiment": shapes.text, "result": shapes.anything},
-                        {"command": _WORDS, "machine": shapes.text,
+                        {"command": _WORDS, "script": _WORDS,
+                         "machine": shapes.text,
                          "date": shapes.text, "source": shapes.text,
                          "seed": _COUNT})
 
@@ -161,13 +184,13 @@ def describe_source():
         return ""
 
 
-def _without_nulls(value):
+def without_nulls(value):
     """What is null is not there: nobody has to ask twice."""
     if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items()
+        return {name: without_nulls(one) for name, one in value.items()
                 if one is not None}
     if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
+        return [without_nulls(one) for one in value]
     return value
 
 
@@ -179,7 +202,7 @@ def make(experiment, command, seed, results):
     return [{"format": FORMAT, "version": VERSION, "experiment": experiment,
              "command": command, "seed": seed, "machine": machine,
              "date": date, "source": source,
-             "result": _without_nulls(result)}
+             "result": without_nulls(result)}
             for result in results]
 
 
@@ -201,6 +224,16 @@ def _experiment_of(result):
     return None
 
 
+def command_of(result):
+    """What made it, as far as it says so; nothing in it is checked yet."""
+    settings = result.get("settings") if isinstance(result, dict) else None
+    command = settings.get("command") if isinstance(settings, dict) else None
+    if not isinstance(command, list) or not all(
+            isinstance(one, str) for one in command):
+        return []
+    return [one for one in command if one != "--json"]
+
+
 def _from_object(item, where):
     record = {"format": FORMAT, "version": VERSION, "command": [],
               "seed": None, "machine": "", "date": "", "source": ""}
@@ -215,12 +248,13 @@ def _from_object(item, where):
         else:
             record["experiment"] = _experiment_of(item)
             record["result"] = item
+            record["command"] = command_of(item)
         shape = _SHAPES.get(record["experiment"])
         if shape is None:
             raise RecordError(f"{where}: neither a record nor the --json of "
                               f"{', '.join(EXPERIMENTS)}")
         shape(record.get("result"), record["experiment"])
-        record["result"] = _without_nulls(record["result"])
+        record["result"] = without_nulls(record["result"])
     except shapes.ShapeError as error:
         raise RecordError(f"{where}: {error}") from error
     except RecursionError as error:
@@ -238,15 +272,20 @@ def _refuse_constant(name):
 
 def read(path):
     """The records of a file: JSON lines, or what a program printed."""
+    return [_from_object(item, where) for item, where in parse(path)]
+
+
+def parse(path):
+    """(object, where it stands) of each in the file, as they are."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: cannot be read: {error}") from error
-    def parse(part):
+    def loads(part):
         return json.loads(part, parse_constant=_refuse_constant)
     try:
-        items = parse(text)
+        items = loads(text)
         items = items if isinstance(items, list) else [items]
         places = [f"{path}: object {i}" for i in range(len(items))]
     except (ValueError, RecursionError):
@@ -255,14 +294,14 @@ def read(path):
             if not line.strip():
                 continue
             try:
-                items.append(parse(line))
+                items.append(loads(line))
             except (ValueError, RecursionError) as error:
                 raise RecordError(f"{path}: line {number}: no JSON: "
                                   f"{error}") from error
             places.append(f"{path}: line {number}")
     if not items:
         raise RecordError(f"{path}: there is nothing in it")
-    return [_from_object(item, where) for item, where in zip(items, places)]
+    return list(zip(items, places))
 
 
 def write_text(path, text):

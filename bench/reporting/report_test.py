@@ -101,6 +101,27 @@ def serving_result(cache="contiguous:1", **changes):
     return result
 
 
+NO_ROOM = "a slot takes 2 GiB of 1 GiB."
+
+
+def no_room_result():
+    """As serving_replay prints a cache that holds no request."""
+    return {"trace": "folder/requests.csv", "load_factor": 2.0,
+            "cache": "blocks:16", "requests": 10, "requests_too_long": 0,
+            "kv_memory": 1 << 30, "oom": True, "failure": NO_ROOM}
+
+
+def growth_result():
+    """What bench/reproduce_oom records of a model, and its command."""
+    return ({"model": "folder/m.gguf", "device_memory": 1 << 24,
+             "fixed": 1 << 23, "bytes_per_token": 1 << 10, "sequences": 1,
+             "kv_cache": "contiguous", "error": "quire: out of device memory",
+             "kind": "capacity", "contexts": [
+                 {"context": 64, "needed": 1 << 16, "kv_committed": 1 << 21},
+                 {"context": 128, "needed": 1 << 17}]},
+            ["bench/reproduce_oom", "--model", "folder/m.gguf"])
+
+
 def bench_result():
     return {"machine": "a machine", "date": "2026-01-01", "load": "0",
             "mimalloc": "2", "sections": [
@@ -116,9 +137,15 @@ def all_records():
                          [switching_result(), switching_result("bfc")])
     made += records.make("kv_stress", ["kv_stress"], 7, [{
         "kv_memory_bytes": 1 << 30, "requests": 4, "trace": "", "model": "",
-        "caches": [cache_result(), cache_result("static")]}])
+        "caches": [cache_result(), cache_result("static"),
+                   {"cache": "blocks:16", "create_page_us": 29.0,
+                    "failure": NO_ROOM}]}])
     made += records.make("serving_replay", ["serving_replay"], 7, [
-        serving_result(), serving_result("static", goodput=0.5)])
+        serving_result(), serving_result("static", goodput=0.5),
+        no_room_result()])
+    made += [{**record, "script": growth_result()[1]} for record in
+             records.make("reproduce_oom", growth_result()[1], None,
+                          [growth_result()[0]])]
     made += records.make("allocator_bench", ["allocator_bench"], 7,
                          [bench_result()])
     return made
@@ -251,10 +278,21 @@ class RecordsTest(unittest.TestCase):
                 ("kv_stress", {"kv_memory_bytes": 1, "requests": 1,
                                "caches": [cache_result()]}),
                 ("serving_replay", serving_result()),
+                ("serving_replay", no_room_result()),
+                ("reproduce_oom", growth_result()[0]),
                 ("allocator_bench", bench_result())):
             for text in (json.dumps([result], indent=1), json.dumps(result)):
                 made = read_text(text)
                 self.assertEqual([r["experiment"] for r in made], [experiment])
+
+    def test_what_programs_print_says_how_it_was_made(self):
+        command = ["fragmentation_stress", "--load", "churn", "--json"]
+        made, = read_text(json.dumps(stress_result(
+            settings={"command": command})))
+        self.assertEqual(made["command"], command[:-1])
+        for odd in (None, 3, [], {"command": 3}, {"command": [3]}):
+            made, = read_text(json.dumps(stress_result(settings=odd)))
+            self.assertEqual(made["command"], [])
 
     def test_every_wrong_field_is_named(self):
         def paths(value, path=()):
@@ -378,6 +416,31 @@ class OutputTest(unittest.TestCase):
             "contiguous:1 serves most requests within the objective: 1.000 a "
             "second.",
             "static wastes least of what is held: 1.00 %."])
+
+
+    def test_who_has_no_room_is_told_and_not_compared(self):
+        told = findings.of_serving([
+            serving_result(), no_room_result(),
+            serving_result("static", goodput=0.5)])
+        self.assertEqual(told[0], "blocks:16 has no room: a slot takes 2 GiB "
+                                  "of 1 GiB.")
+        self.assertIn("contiguous:1 serves most requests", told[1])
+        self.assertNotIn("blocks:16", " ".join(told[1:]))
+
+    def test_a_model_that_grows_tells_its_end(self):
+        result = growth_result()[0]
+        self.assertEqual(findings.of_growth(result), [
+            "m.gguf: a context of 64 tokens fits on 16.00 MiB, one of 128 does "
+            "not: capacity."])
+        self.assertEqual(findings.of_growth({
+            **result, "contexts": result["contexts"][1:]}), [
+            "m.gguf: no context fits on 16.00 MiB, one of 128 does not: "
+            "capacity."])
+        self.assertEqual(findings.of_growth({
+            **result, "contexts": result["contexts"][:1], "error": "",
+            "kind": ""}), [
+            "m.gguf: a context of 64 tokens fits on 16.00 MiB, and that is the "
+            "longest that it has."])
 
 
 class PartsTest(unittest.TestCase):

@@ -69,5 +69,14 @@ def fields(needed, optional=None):
     return check
 
 
+def either(name, with_it, without_it):
+    """An object of the one shape where its field `name` says something, and of
+    the other where it is missing, null or empty."""
+    def check(value, where):
+        told = isinstance(value, dict) and value.get(name)
+        (with_it if told else without_it)(value, where)
+    return check
+
+
 def anything(_value, _where):
     """Fits whatever it is."""

@@ -222,11 +222,12 @@ def _kv_bytes(placement, workload):
 def simulate(placement, workload, shape, group, folder, programs, policies,
              progress=lambda: None):
     """The records of each policy on a device of that size."""
-    path = pathlib.Path(folder) / f"{placement.name.replace(' ', '')}.csv"
-    write_trace(placement, workload, shape, group, path)
+    name = f"{placement.name.replace(' ', '')}.csv"
+    write_trace(placement, workload, shape, group, pathlib.Path(folder) / name)
+    # By its name alone: records are to say nothing of a folder that goes away.
     run = experiments.Run("fragmentation_stress", [
-        "--trace", str(path), "--policies", policies,
-        "--device-memory", str(workload.device)])
+        "--trace", name, "--policies", policies,
+        "--device-memory", str(workload.device)], folder=folder)
     return experiments.execute(run, programs, progress)
 
 

@@ -2,6 +2,7 @@
 // KV caches of several kinds, through the same admission and batch control, on
 // virtual time. Says what their users waited for, and what memory was wasted.
 
+#include <algorithm>
 #include <iostream>
 #include <string>
 #include <utility>
@@ -14,13 +15,14 @@
 #include "bench/option_checks.h"
 #include "bench/program.h"
 #include "bench/progress.h"
+#include "bench/run_description.h"
 #include "bench/serving/serving_arguments.h"
+#include "bench/serving/serving_settings.h"
 #include "bench/serving/simulation.h"
 #include "bench/serving_replay/report.h"
 #include "bench/serving_replay/service.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
-#include "quire/paging/batch_levels.h"
 
 namespace quire {
 namespace {
@@ -33,6 +35,7 @@ struct Options {
   ServiceObjective objective = {.time_to_first_token = 2,
                                 .time_per_output_token = 0.1};
   bool json = false;
+  nlohmann::json run;  // of DescribeRun
 };
 
 void AddOptions(CLI::App* app, Options* options) {
@@ -42,6 +45,7 @@ void AddOptions(CLI::App* app, Options* options) {
                   "step is a second")
       ->check(NotEmpty());
   AddServingArguments(app, &options->serving);
+  app->get_option("--caches")->capture_default_str();
   app->add_option("--load-factors", options->load_factors,
                   "Requests arrive so many times faster, each in turn")
       ->delimiter(',')
@@ -63,39 +67,6 @@ void AddOptions(CLI::App* app, Options* options) {
                 "Print JSON, a line for each cache, load and trace");
 }
 
-// All that decides what a run gives.
-nlohmann::json SettingsToJson(const Options& options, const CostModel& costs,
-                              double create_us) {
-  const ServingArguments& serving = options.serving;
-  const BatchLimitOptions levels =
-      CompleteBatchLevels(serving.halve_above, serving.grow_below);
-  return {
-      {"model", serving.model},
-      {"card", costs.card()},
-      {"create_page_us", create_us},
-      {"device_memory", serving.device_memory},
-      {"gpu_memory_utilization", serving.memory_utilization},
-      {"page_size", serving.page_size},
-      {"headroom", serving.headroom},
-      {"dtype", serving.dtype},
-      {"page_ahead", serving.page_ahead ? nlohmann::json(*serving.page_ahead)
-                                        : nlohmann::json()},
-      {"map_ahead", serving.map_ahead},
-      {"park", serving.park},
-      {"requests", serving.requests},
-      {"saturate", serving.saturate},
-      {"arrivals_per_second", serving.arrivals_per_second},
-      {"max_model_len", serving.max_model_len},
-      {"max_num_seqs", serving.max_sequences},
-      {"max_num_batched_tokens", serving.max_batched_tokens},
-      {"halve_above", levels.halve_above},
-      {"grow_below", levels.grow_below},
-      {"victims", serving.policy},
-      {"prompt_mean", serving.random.prompt_mean},
-      {"output_mean", serving.random.output_mean},
-      {"seed", serving.random.seed}};
-}
-
 class Replay {
  public:
   Replay(const Options& options, CostModel costs)
@@ -113,6 +84,10 @@ class Replay {
       }
     }
     if (!options_.json) std::cout << ServingToTable(runs_);
+    if (std::all_of(runs_.begin(), runs_.end(),
+                    [](const ServingRun& run) { return !run.failure.empty(); }))
+      return absl::ResourceExhaustedError(absl::StrCat(
+          runs_.front().result.cache, ": ", runs_.front().failure));
     return absl::OkStatus();
   }
 
@@ -147,21 +122,29 @@ class Replay {
                      simulation.kv_memory,
                      options_.objective,
                      SimulationResult(),
-                     ServiceQuality()};
+                     ServiceQuality(),
+                     ""};
       absl::StatusOr<SimulationResult> result =
           Simulate(simulation, costs_, create_us_, kind, workload.requests);
-      if (!result.ok()) {
+      if (result.ok()) {
+        run.result = *std::move(result);
+        run.quality = Judge(run.result.timings, options_.objective);
+      } else if (absl::IsResourceExhausted(result.status())) {
+        // The other kinds may have room.
+        run.result.cache = kind.name;
+        run.failure = std::string(result.status().message());
+      } else {
         return absl::Status(
             result.status().code(),
             absl::StrCat(kind.name, ": ",
                          std::string(result.status().message())));
       }
-      run.result = *std::move(result);
-      run.quality = Judge(run.result.timings, options_.objective);
       if (options_.json) {
-        std::cout << ServingToJson(run,
-                                   SettingsToJson(options_, costs_, create_us_))
-                  << std::flush;
+        nlohmann::json settings =
+            ServingSettingsToJson(arguments, simulation, costs_);
+        settings["create_page_us"] = create_us_;
+        settings.update(options_.run);
+        std::cout << ServingToJson(run, settings) << std::flush;
       }
       runs_.push_back(std::move(run));
     }
@@ -198,6 +181,7 @@ int Main(int argc, char** argv) {
       "--load-factors 1,2,4 --json");
   AddOptions(&app, &options);
   if (const auto ended = ParseOptions(&app, argc, argv)) return *ended;
+  options.run = DescribeRun(app, argc, argv);
   const absl::Status usage = CheckServingArguments(
       app, options.serving, options.traces.empty(), options.serving.caches);
   if (!usage.ok()) return Fail(kWrongUsage, usage);

@@ -32,6 +32,12 @@ double DriverMilliseconds(const SimulationResult& result) {
   return result.driver_ms + result.driver_ms_meanwhile;
 }
 
+const std::vector<std::string>& kColumns = *new std::vector<std::string>{
+    "trace",      "load",        "cache", "served",
+    "requests/s", "goodput",     "kept",  "TTFT p50 ms",
+    "p99",        "TPOT p50 ms", "p99",   "preempted",
+    "running",    "wasted",      "peak",  "calls waited for"};
+
 std::string Milliseconds(double seconds) {
   return absl::StrFormat("%.0f", seconds * 1e3);
 }
@@ -39,6 +45,13 @@ std::string Milliseconds(double seconds) {
 std::vector<std::string> TableRow(const ServingRun& run) {
   const SimulationResult& result = run.result;
   const ServiceQuality& quality = run.quality;
+  if (!run.failure.empty()) {
+    std::vector<std::string> row = {
+        std::filesystem::path(run.trace).filename().string(),
+        absl::StrFormat("%g", run.load_factor), result.cache, "no room"};
+    row.resize(kColumns.size(), "-");
+    return row;
+  }
   return {std::filesystem::path(run.trace).filename().string(),
           absl::StrFormat("%g", run.load_factor),
           result.cache,
@@ -62,6 +75,18 @@ std::vector<std::string> TableRow(const ServingRun& run) {
 std::string ServingToJson(const ServingRun& run, const json& settings) {
   const SimulationResult& result = run.result;
   const ServiceQuality& quality = run.quality;
+  if (!run.failure.empty()) {
+    const json object = {{"trace", run.trace},
+                         {"load_factor", run.load_factor},
+                         {"cache", result.cache},
+                         {"requests", run.requests},
+                         {"requests_too_long", run.too_long},
+                         {"kv_memory", run.kv_memory.value()},
+                         {"oom", true},
+                         {"failure", run.failure},
+                         {"settings", settings}};
+    return object.dump() + "\n";
+  }
   const json object = {
       {"trace", run.trace},
       {"load_factor", run.load_factor},
@@ -99,12 +124,14 @@ std::string ServingToJson(const ServingRun& run, const json& settings) {
 }
 
 std::string ServingToTable(const std::vector<ServingRun>& runs) {
-  std::vector<std::vector<std::string>> rows = {
-      {"trace", "load", "cache", "served", "requests/s", "goodput", "kept",
-       "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "preempted", "running",
-       "wasted", "peak", "calls waited for"}};
+  std::vector<std::vector<std::string>> rows = {kColumns};
   for (const ServingRun& run : runs) rows.push_back(TableRow(run));
-  return AlignColumns(rows);
+  std::string text = AlignColumns(rows);
+  for (const ServingRun& run : runs) {
+    if (run.failure.empty()) continue;
+    absl::StrAppend(&text, run.result.cache, ": ", run.failure, "\n");
+  }
+  return text;
 }
 
 }  // namespace quire

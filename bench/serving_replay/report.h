@@ -23,6 +23,8 @@ struct ServingRun {
   ServiceObjective objective;
   SimulationResult result;
   ServiceQuality quality;
+  // Why it served nothing: its memory has no room for a request.
+  std::string failure;
 };
 
 // One object, on one line, with `settings` in it.

@@ -50,6 +50,25 @@ class ServingReplayTest(unittest.TestCase):
         self.assertGreater(lines[5]["wasted_share"], 0.5)  # static slots
         self.assertLess(lines[4]["wasted_share"], 0.1)  # blocks
 
+    def test_who_has_no_room_is_told_beside_the_others(self):
+        # A static slot of 40,960 tokens takes 5.6 GiB; 15.3 are weights.
+        arguments = (self.trace, "--device-memory", "22GiB", "--json")
+        ran = run(*arguments, "--caches", "static,blocks:16")
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        static, blocks = map(json.loads, ran.stdout.splitlines())
+        self.assertEqual((static["cache"], static["oom"]), ("static", True))
+        self.assertIn("5.6", static["failure"])
+        self.assertEqual(static["settings"]["model"], "qwen3-8b")
+        self.assertEqual((blocks["oom"], blocks["requests_served"]),
+                         (False, 40))
+        table = run(*arguments[:-1], "--caches", "static,blocks:16")
+        self.assertEqual(table.returncode, 0)
+        self.assertRegex(table.stdout, r"static +no room")
+        self.assertIn("static: " + static["failure"], table.stdout)
+        ran = run(*arguments, "--caches", "static")
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("static: " + static["failure"], ran.stderr)
+
     def write(self, *times):
         path = pathlib.Path(self.trace).with_name("times.csv")
         path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
