@@ -258,11 +258,10 @@ absl::Status BackingStore::MapUnbacked(ManagedRange* range, uint64_t first,
 
 absl::Status BackingStore::MapRun(const ManagedRange& range, uint64_t first,
                                   std::span<PageRecord* const> pages) {
-  std::vector<PageHandle> handles;
-  handles.reserve(pages.size());
-  for (const PageRecord* page : pages) handles.push_back(page->handle);
+  run_.clear();
+  for (const PageRecord* page : pages) run_.push_back(page->handle);
   const DeviceAddress address = range.SlotAddress(first, page_size_);
-  QUIRE_RETURN_IF_ERROR(driver_->Map(address, handles));
+  QUIRE_RETURN_IF_ERROR(driver_->Map(address, run_));
   events_->Add(PagesMapped{{address, PageCount(pages.size()), range.owner()}});
   return absl::OkStatus();
 }

@@ -262,6 +262,7 @@ class BackingStore {
   Driver* const driver_;
   const Bytes page_size_;
   EventLog* const events_;
+  std::vector<PageHandle> run_;  // that is mapped: memory for each in turn
   PagePool pool_;
   PageAccounts accounts_;
   SavedPages saved_;

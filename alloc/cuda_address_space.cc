@@ -1,6 +1,7 @@
 #include "alloc/cuda_address_space.h"
 
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "alloc/cuda_status.h"
@@ -28,9 +29,8 @@ CudaAddressSpace::CudaAddressSpace(const CudaFunctionTable* cuda,
 
 CudaAddressSpace::~CudaAddressSpace() {
   // Best effort: at the end of the process the driver may be gone already.
-  for (const auto& [address, mapping] : table_.mappings()) {
-    (void)UnmapOne(mapping);
-  }
+  table_.ForEachMapping(
+      [this](const PageMapping& mapping) { (void)UnmapOne(mapping); });
   for (const auto& [address, size] : table_.reservations()) {
     (void)cuda_->MemAddressFree(address, size);
   }
@@ -75,12 +75,12 @@ absl::Status CudaAddressSpace::Release(uint64_t address, uint64_t size) {
 absl::Status CudaAddressSpace::Map(uint64_t address,
                                    std::span<const PhysicalPage> pages,
                                    std::vector<PageHandle>* mapped) {
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<PageMapping> mappings,
+  QUIRE_ASSIGN_OR_RETURN(std::vector<PageMapping> mappings,
                          table_.PlanMap(address, pages));
   size_t done = 0;
   const absl::Status status = MapRun(mappings, &done);
   if (status.ok()) {
-    table_.AddMappings(mappings);
+    table_.AddMappings(std::move(mappings));
     for (const PhysicalPage& page : pages) mapped->push_back(page.handle);
     return absl::OkStatus();
   }
@@ -88,7 +88,7 @@ absl::Status CudaAddressSpace::Map(uint64_t address,
   for (const PageMapping& mapping : std::span(mappings).first(done)) {
     absl::Status unmapped = UnmapOne(mapping);
     if (unmapped.ok()) continue;
-    Quarantine(mapping);
+    table_.Quarantine(mapping);
     mapped->push_back(mapping.page.handle);
     undone = std::move(unmapped);
   }
@@ -98,8 +98,9 @@ absl::Status CudaAddressSpace::Map(uint64_t address,
 
 absl::Status CudaAddressSpace::Unmap(uint64_t address, uint64_t size,
                                      std::vector<PageHandle>* unmapped) {
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<PageMapping> mappings,
-                         table_.FindUnmap(address, size));
+  QUIRE_RETURN_IF_ERROR(table_.CheckUnmap(address, size));
+  const std::vector<PageMapping> mappings =
+      table_.FindOverlapping(address, size);
   absl::Status status;
   size_t done = 0;
   for (const PageMapping& mapping : mappings) {
@@ -119,7 +120,7 @@ absl::Status CudaAddressSpace::Unmap(uint64_t address, uint64_t size,
   size_t mapped_again = 0;
   const absl::Status undone = MapRun(undo, &mapped_again);
   if (undone.ok()) return status;
-  for (const PageMapping& mapping : undo) Quarantine(mapping);
+  for (const PageMapping& mapping : undo) table_.Quarantine(mapping);
   return Quarantined(status, undone, address, undo.back().end() - address);
 }
 
@@ -147,11 +148,6 @@ absl::Status CudaAddressSpace::UnmapOne(const PageMapping& mapping) {
   return CudaStatus(*cuda_, "cuMemUnmap",
                     cuda_->MemUnmap(mapping.address, mapping.page.size),
                     FormatRange(mapping.address, mapping.page.size));
-}
-
-void CudaAddressSpace::Quarantine(PageMapping mapping) {
-  mapping.quarantined = true;
-  table_.AddMappings({&mapping, 1});
 }
 
 }  // namespace quire

@@ -57,7 +57,6 @@ class CudaAddressSpace {
   // Maps in order and sets access; `done` counts the pages mapped.
   absl::Status MapRun(std::span<const PageMapping> mappings, size_t* done);
   absl::Status UnmapOne(const PageMapping& mapping);
-  void Quarantine(PageMapping mapping);
 
   const CudaFunctionTable* const cuda_;
   const std::vector<CudaDevice>* const devices_;

@@ -161,9 +161,9 @@ CudaDriver::~CudaDriver() {
   }
   MutexLock lock(&memory_mutex_);
   // The memory itself goes with the last mapping, at the end of `space_`.
-  for (const auto& [handle, entry] : pages_.entries()) {
+  pages_.ForEach([this](const PageTable::Entry& entry) {
     (void)cuda_.MemRelease(entry.page.backing);
-  }
+  });
   if (pinned_.ranges().empty()) return;
   const auto context = contexts_.EnterAny();
   for (const auto& [memory, range] : pinned_.ranges()) {
@@ -281,8 +281,8 @@ absl::Status CudaDriver::Map(DeviceAddress address,
                              std::span<const PageHandle> pages) {
   return Timed(DriverCall::kMap, [&]() -> absl::Status {
     MutexLock lock(&memory_mutex_);
-    QUIRE_ASSIGN_OR_RETURN(const std::vector<PhysicalPage> found,
-                           pages_.FindRun(pages));
+    std::vector<PhysicalPage> found;
+    QUIRE_RETURN_IF_ERROR(pages_.FindRun(pages, &found));
     std::vector<PageHandle> mapped;
     const absl::Status status = space_.Map(address.value(), found, &mapped);
     for (const PageHandle page : mapped) pages_.AddMapping(page);

@@ -113,7 +113,7 @@ absl::Status HostAddressSpace::Map(uint64_t address,
   const uint64_t size = mappings.back().end() - address;
   const DeviceId device = pages.front().device;
   const uint64_t before = CountAround(address, size, device);
-  table_.AddMappings(mappings);
+  table_.AddMappings(std::move(mappings));
   const uint64_t needed =
       kernel_mappings_ + CountAround(address, size, device) - before;
   const auto forget = [&] { table_.RemoveMappings(address, size); };
@@ -132,11 +132,12 @@ absl::Status HostAddressSpace::Map(uint64_t address,
     if (removal == Removal::kAddressesLost) {
       table_.AddLostAddresses(address, done);
     } else {
-      for (PageMapping& mapping : mappings) {
-        if (mapping.address >= address + done) break;
-        mapping.quarantined = true;
-        table_.AddMappings({&mapping, 1});
-        mapped->push_back(mapping.page.handle);
+      uint64_t at = address;
+      for (const PhysicalPage& page : pages) {
+        if (at >= address + done) break;
+        table_.Quarantine({at, page});
+        mapped->push_back(page.handle);
+        at += page.size;
       }
     }
     kernel_mappings_ += CountAround(address, size, device) - before;
@@ -145,6 +146,7 @@ absl::Status HostAddressSpace::Map(uint64_t address,
         std::string(status.message()), FormatRange(address, done)));
   }
   kernel_mappings_ = needed;
+  mapped->reserve(pages.size());
   for (const PhysicalPage& page : pages) mapped->push_back(page.handle);
   return absl::OkStatus();
 }
@@ -175,14 +177,13 @@ absl::Status HostAddressSpace::MapRuns(std::span<const PhysicalPage> pages,
 
 absl::Status HostAddressSpace::Unmap(uint64_t address, uint64_t size,
                                      std::vector<PageHandle>* unmapped) {
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<PageMapping> mappings,
-                         table_.FindUnmap(address, size));
-  const DeviceId device = mappings.front().page.device;
+  QUIRE_RETURN_IF_ERROR(table_.CheckUnmap(address, size));
+  const DeviceId device = *table_.CheckAccess(address, 1);
   const uint64_t before = CountAround(address, size, device);
-  table_.RemoveMappings(address, size);
+  std::vector<PageMapping> mappings = table_.TakeMappings(address, size);
   const uint64_t needed =
       kernel_mappings_ + CountAround(address, size, device) - before;
-  const auto remember = [&] { table_.AddMappings(mappings); };
+  const auto remember = [&] { table_.AddMappings(std::move(mappings)); };
   if (needed > mapping_limit_ + mapping_limit_ / kUnmapHeadroomParts &&
       needed > kernel_mappings_) {
     remember();
@@ -194,6 +195,7 @@ absl::Status HostAddressSpace::Unmap(uint64_t address, uint64_t size,
     remember();
     return OutOfMappings("Unmap", needed);
   }
+  unmapped->reserve(mappings.size());
   for (const PageMapping& mapping : mappings) {
     unmapped->push_back(mapping.page.handle);
   }

@@ -149,6 +149,9 @@ class HostDriverImpl : public HostDriver {
       ABSL_GUARDED_BY(memory_mutex_);
   HostAddressSpace space_ ABSL_GUARDED_BY(memory_mutex_);
   PageTable pages_ ABSL_GUARDED_BY(memory_mutex_);
+  // Memory for each Map and Unmap in turn.
+  std::vector<PhysicalPage> run_ ABSL_GUARDED_BY(memory_mutex_);
+  std::vector<PageHandle> changed_ ABSL_GUARDED_BY(memory_mutex_);
   PinnedTable pinned_ ABSL_GUARDED_BY(memory_mutex_);
 
   // Destroyed first: work that is queued uses the memory above.
@@ -274,11 +277,10 @@ absl::Status HostDriverImpl::Map(DeviceAddress address,
 absl::Status HostDriverImpl::DoMap(DeviceAddress address,
                                    std::span<const PageHandle> pages) {
   MutexLock lock(&memory_mutex_);
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<PhysicalPage> found,
-                         pages_.FindRun(pages));
-  std::vector<PageHandle> mapped;
-  const absl::Status status = space_.Map(address.value(), found, &mapped);
-  for (const PageHandle page : mapped) pages_.AddMapping(page);
+  QUIRE_RETURN_IF_ERROR(pages_.FindRun(pages, &run_));
+  changed_.clear();
+  const absl::Status status = space_.Map(address.value(), run_, &changed_);
+  for (const PageHandle page : changed_) pages_.AddMapping(page);
   return status;
 }
 
@@ -287,10 +289,10 @@ absl::Status HostDriverImpl::Unmap(DeviceAddress address, Bytes size) {
   size_t count = 0;
   {
     MutexLock lock(&memory_mutex_);
-    std::vector<PageHandle> unmapped;
-    status = space_.Unmap(address.value(), size.value(), &unmapped);
-    DropMappings(unmapped);
-    count = unmapped.size();
+    changed_.clear();
+    status = space_.Unmap(address.value(), size.value(), &changed_);
+    DropMappings(changed_);
+    count = changed_.size();
   }
   return Finish(DriverCall::kUnmap, count * options_.costs.unmap_page,
                 std::move(status));
@@ -500,17 +502,17 @@ absl::Status HostDriverImpl::DoUnpinMemory(void* memory) {
 std::vector<HostPage> HostDriverImpl::ListPages() const {
   MutexLock lock(&memory_mutex_);
   std::map<std::pair<int, uint64_t>, HostPage> pages;
-  for (const auto& [handle, entry] : pages_.entries()) {
+  pages_.ForEach([&](const PageTable::Entry& entry) {
     const PhysicalPage& page = entry.page;
     pages[{page.device.value(), page.backing}] = {
         page.device, Bytes(page.backing), Bytes(page.size), {}};
-  }
-  for (const auto& [address, mapping] : space_.table().mappings()) {
-    if (mapping.addresses_lost()) continue;
+  });
+  space_.table().ForEachMapping([&](const PageMapping& mapping) {
+    if (mapping.addresses_lost()) return;
     const PhysicalPage& page = mapping.page;
     pages.at({page.device.value(), page.backing})
-        .addresses.push_back(DeviceAddress(address));
-  }
+        .addresses.push_back(DeviceAddress(mapping.address));
+  });
   std::vector<HostPage> result;
   result.reserve(pages.size());
   for (auto& [place, page] : pages) result.push_back(std::move(page));
@@ -530,27 +532,19 @@ void HostDriverImpl::AppendMemoryLeaks(std::vector<std::string>* leaks) const {
     leaks->push_back(absl::StrFormat("address range %s is still reserved",
                                      FormatRange(address, size)));
   }
-  for (const auto& [address, mapping] : space_.table().mappings()) {
-    leaks->push_back(
-        mapping.quarantined
-            ? absl::StrFormat("%s is in quarantine",
-                              FormatRange(address, mapping.page.size))
-            : absl::StrFormat("page %d is still mapped at %s",
-                              mapping.page.handle.value(),
-                              FormatRange(address, mapping.page.size)));
-  }
-  std::vector<PageTable::Entry> held;
-  for (const auto& [handle, entry] : pages_.entries()) {
-    if (!entry.released) held.push_back(entry);
-  }
-  std::sort(held.begin(), held.end(), [](const auto& a, const auto& b) {
-    return a.page.handle < b.page.handle;
+  space_.table().ForEachMapping([leaks](const PageMapping& mapping) {
+    const std::string range = FormatRange(mapping.address, mapping.page.size);
+    leaks->push_back(mapping.quarantined
+                         ? absl::StrFormat("%s is in quarantine", range)
+                         : absl::StrFormat("page %d is still mapped at %s",
+                                           mapping.page.handle.value(), range));
   });
-  for (const PageTable::Entry& entry : held) {
+  pages_.ForEach([leaks](const PageTable::Entry& entry) {
+    if (entry.released) return;
     leaks->push_back(absl::StrFormat(
         "page %d of %s on device %d is not released", entry.page.handle.value(),
         FormatBytes(Bytes(entry.page.size)), entry.page.device.value()));
-  }
+  });
   pinned_.AppendLeaks(leaks);
 }
 

@@ -2,11 +2,22 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
+namespace {
+
+bool BeginsBefore(const PageMapping& mapping, uint64_t address) {
+  return mapping.address < address;
+}
+bool BeginsBehind(uint64_t address, const PageMapping& mapping) {
+  return address < mapping.address;
+}
+
+}  // namespace
 
 std::string FormatRange(uint64_t address, uint64_t size) {
   return absl::StrFormat("[%#x, +%s)", address, FormatBytes(Bytes(size)));
@@ -50,8 +61,7 @@ absl::Status MappingTable::CheckRelease(uint64_t address, uint64_t size) const {
 
 void MappingTable::RemoveReservation(uint64_t address) {
   const auto reservation = reservations_.find(address);
-  mappings_.erase(mappings_.lower_bound(address),
-                  mappings_.lower_bound(address + reservation->second));
+  RemoveMappings(address, reservation->second);
   reservations_.erase(reservation);
 }
 
@@ -74,11 +84,11 @@ absl::Status MappingTable::CheckReserved(const char* call, uint64_t address,
 
 absl::Status MappingTable::CheckMap(uint64_t address, uint64_t size) const {
   QUIRE_RETURN_IF_ERROR(CheckReserved("Map", address, size));
-  const auto mapping = FirstEndingBehind(address);
-  if (mapping == mappings_.end() || mapping->first >= address + size) {
+  const PageMapping* const mapped = Get(FirstEndingBehind(address));
+  if (mapped == nullptr || mapped->address >= address + size) {
     return absl::OkStatus();
   }
-  const PageMapping& found = mapping->second;
+  const PageMapping& found = *mapped;
   return absl::FailedPreconditionError(absl::StrFormat(
       "Map: %s is not free: %s is %s", FormatRange(address, size),
       FormatRange(found.address, found.page.size),
@@ -105,72 +115,116 @@ absl::StatusOr<std::vector<PageMapping>> MappingTable::PlanMap(
   return mappings;
 }
 
-void MappingTable::AddMappings(std::span<const PageMapping> mappings) {
-  auto behind = mappings_.lower_bound(mappings.front().address);
-  for (const PageMapping& mapping : mappings) {
-    behind =
-        std::next(mappings_.insert_or_assign(behind, mapping.address, mapping));
+void MappingTable::AddMappings(std::vector<PageMapping> mappings) {
+  if (mappings.size() <= kMostTogether) {
+    mappings_.emplace(mappings.front().address, std::move(mappings));
+    return;
   }
+  for (size_t first = 0; first < mappings.size(); first += kMostTogether) {
+    const auto part = std::span(mappings).subspan(
+        first, std::min(kMostTogether, mappings.size() - first));
+    mappings_.emplace(part.front().address,
+                      std::vector<PageMapping>(part.begin(), part.end()));
+  }
+}
+
+void MappingTable::Quarantine(PageMapping mapping) {
+  RemoveMappings(mapping.address, mapping.page.size);
+  mapping.quarantined = true;
+  AddMappings({mapping});
 }
 
 void MappingTable::AddLostAddresses(uint64_t address, uint64_t size) {
   PageMapping lost{address, {}, /*quarantined=*/true};
   lost.page.size = size;
-  mappings_[address] = lost;
+  AddMappings({lost});
 }
 
-absl::StatusOr<std::vector<PageMapping>> MappingTable::FindUnmap(
-    uint64_t address, uint64_t size) const {
+absl::Status MappingTable::CheckUnmap(uint64_t address, uint64_t size) const {
   QUIRE_RETURN_IF_ERROR(CheckReserved("Unmap", address, size));
-  std::vector<PageMapping> found = FindOverlapping(address, size);
   uint64_t reached = address;
-  for (const PageMapping& mapping : found) {
-    if (mapping.quarantined) {
+  for (Position at = FirstEndingBehind(address); const auto* mapping = Get(at);
+       Advance(&at)) {
+    if (mapping->address >= address + size) break;
+    if (mapping->quarantined) {
       return absl::FailedPreconditionError(
           absl::StrFormat("Unmap: %s reaches into quarantine at %#x",
-                          FormatRange(address, size), mapping.address));
+                          FormatRange(address, size), mapping->address));
     }
-    if (mapping.address < address || mapping.end() > address + size) {
+    if (mapping->address < address || mapping->end() > address + size) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "Unmap: %s covers only part of page %d, mapped at %s",
-          FormatRange(address, size), mapping.page.handle.value(),
-          FormatRange(mapping.address, mapping.page.size)));
+          FormatRange(address, size), mapping->page.handle.value(),
+          FormatRange(mapping->address, mapping->page.size)));
     }
-    if (mapping.address != reached) break;
-    reached = mapping.end();
+    if (mapping->address != reached) break;
+    reached = mapping->end();
   }
   if (reached != address + size) {
     return absl::FailedPreconditionError(
         absl::StrFormat("Unmap: nothing is mapped at %#x in %s", reached,
                         FormatRange(address, size)));
   }
-  return found;
+  return absl::OkStatus();
 }
 
 void MappingTable::RemoveMappings(uint64_t address, uint64_t size) {
+  SplitAt(address);
+  SplitAt(address + size);
   mappings_.erase(mappings_.lower_bound(address),
                   mappings_.lower_bound(address + size));
+}
+
+std::vector<PageMapping> MappingTable::TakeMappings(uint64_t address,
+                                                    uint64_t size) {
+  SplitAt(address);
+  SplitAt(address + size);
+  std::vector<PageMapping> taken;
+  auto array = mappings_.lower_bound(address);
+  while (array != mappings_.end() && array->first < address + size) {
+    std::vector<PageMapping>& together = array->second;
+    if (taken.empty()) {
+      taken = std::move(together);
+    } else {
+      taken.insert(taken.end(), together.begin(), together.end());
+    }
+    array = mappings_.erase(array);
+  }
+  return taken;
+}
+
+void MappingTable::SplitAt(uint64_t address) {
+  auto array = mappings_.lower_bound(address);
+  if (array == mappings_.begin()) return;
+  std::vector<PageMapping>& together = (--array)->second;
+  if (together.back().address < address) return;
+  const auto first =
+      std::lower_bound(together.begin(), together.end(), address, BeginsBefore);
+  std::vector<PageMapping> behind(first, together.end());
+  // Memory for what is left, and no more.
+  together = std::vector<PageMapping>(together.begin(), first);
+  mappings_.emplace(address, std::move(behind));
 }
 
 absl::StatusOr<DeviceId> MappingTable::CheckAccess(uint64_t address,
                                                    uint64_t size) const {
   const auto end = CheckedAdd(address, size);
-  auto mapping = FirstEndingBehind(address);
   uint64_t reached = address;
   std::optional<DeviceId> device;
-  while (end && reached < *end) {
-    if (mapping == mappings_.end() || mapping->second.address > reached ||
-        mapping->second.quarantined) {
+  for (Position at = FirstEndingBehind(address); end && reached < *end;
+       Advance(&at)) {
+    const PageMapping* const mapping = Get(at);
+    if (mapping == nullptr || mapping->address > reached ||
+        mapping->quarantined) {
       break;
     }
-    if (device && *device != mapping->second.page.device) {
+    if (device && *device != mapping->page.device) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "%s is memory of devices %d and %d", FormatRange(address, size),
-          device->value(), mapping->second.page.device.value()));
+          device->value(), mapping->page.device.value()));
     }
-    device = mapping->second.page.device;
-    reached = mapping->second.end();
-    ++mapping;
+    device = mapping->page.device;
+    reached = mapping->end();
   }
   if (!end || reached < *end) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -191,22 +245,32 @@ std::optional<AddressReservation> MappingTable::FindReservation(
 std::vector<PageMapping> MappingTable::FindOverlapping(uint64_t address,
                                                        uint64_t size) const {
   std::vector<PageMapping> found;
-  for (auto mapping = FirstEndingBehind(address);
-       mapping != mappings_.end() && mapping->first < address + size;
-       ++mapping) {
-    found.push_back(mapping->second);
+  for (Position at = FirstEndingBehind(address); const auto* mapping = Get(at);
+       Advance(&at)) {
+    if (mapping->address >= address + size) break;
+    found.push_back(*mapping);
   }
   return found;
 }
 
-absl::btree_map<uint64_t, PageMapping>::const_iterator
-MappingTable::FirstEndingBehind(uint64_t address) const {
-  auto mapping = mappings_.upper_bound(address);
-  if (mapping != mappings_.begin()) {
-    const auto before = std::prev(mapping);
-    if (before->second.end() > address) return before;
+MappingTable::Position MappingTable::FirstEndingBehind(uint64_t address) const {
+  const auto behind = mappings_.upper_bound(address);
+  if (behind != mappings_.begin()) {
+    const auto array = std::prev(behind);
+    const std::vector<PageMapping>& together = array->second;
+    if (together.back().end() > address) {
+      const auto mapping = std::prev(std::upper_bound(
+          together.begin(), together.end(), address, BeginsBehind));
+      return {array, static_cast<size_t>(mapping - together.begin())};
+    }
   }
-  return mapping;
+  return {behind, 0};
+}
+
+void MappingTable::Advance(Position* position) {
+  if (++position->index < position->array->second.size()) return;
+  ++position->array;
+  position->index = 0;
 }
 
 }  // namespace quire

@@ -5,10 +5,16 @@
 // what happened. So every driver refuses the same misuse with the same words,
 // before it has changed anything.
 //
+// Mappings that were made by one call lie in one array, or in a few where they
+// are many: so what a call costs is mostly that of looking its range up, not of
+// a node of a tree for each page.
+//
 // Invariants: reservations are disjoint; every mapping lies in exactly one of
 // them; mappings are disjoint; all borders are multiples of the granularity.
+// Mappings of an array lie side by side, in address order.
 //
-// Not thread-safe. Operations are O(log n) plus the mappings in the range.
+// Not thread-safe. Operations are O(log n) plus the mappings in the range, and
+// in the arrays that reach into it, of kMostTogether at most.
 
 #ifndef QUIRE_ALLOC_MAPPING_TABLE_H_
 #define QUIRE_ALLOC_MAPPING_TABLE_H_
@@ -69,16 +75,20 @@ class MappingTable {
   // in one reservation and nothing is mapped there. Adds nothing.
   absl::StatusOr<std::vector<PageMapping>> PlanMap(
       uint64_t address, std::span<const PhysicalPage> pages) const;
-  // In address order, with nothing mapped between them but what they replace.
-  void AddMappings(std::span<const PageMapping> mappings);
+  // Side by side, in address order. REQUIRES: nothing is mapped there, and
+  // there is at least one.
+  void AddMappings(std::vector<PageMapping> mappings);
+  // Puts a mapping in quarantine, which may be there or not.
+  void Quarantine(PageMapping mapping);
   // Puts addresses that no longer belong to the driver in quarantine: nothing
   // is ever mapped there again. REQUIRES: nothing is mapped there.
   void AddLostAddresses(uint64_t address, uint64_t size);
-  // The mappings that make up the range, all whole and without gaps.
-  absl::StatusOr<std::vector<PageMapping>> FindUnmap(uint64_t address,
-                                                     uint64_t size) const;
+  // OK where mappings make up the range, all whole and without gaps.
+  absl::Status CheckUnmap(uint64_t address, uint64_t size) const;
   // REQUIRES: no mapping lies in the range in part.
   void RemoveMappings(uint64_t address, uint64_t size);
+  // The same. Returns what was there, in address order.
+  std::vector<PageMapping> TakeMappings(uint64_t address, uint64_t size);
   // OK where every byte of the range is mapped to one device: that device.
   // REQUIRES: size > 0.
   absl::StatusOr<DeviceId> CheckAccess(uint64_t address, uint64_t size) const;
@@ -93,22 +103,45 @@ class MappingTable {
   const absl::btree_map<uint64_t, uint64_t>& reservations() const {
     return reservations_;
   }
-  const absl::btree_map<uint64_t, PageMapping>& mappings() const {
-    return mappings_;
+  // Calls function(mapping) for each, in address order.
+  template <typename Function>
+  void ForEachMapping(Function function) const {
+    for (const auto& [address, together] : mappings_) {
+      for (const PageMapping& mapping : together) function(mapping);
+    }
   }
 
  private:
+  // In one array: what a change in the middle of one may have to copy.
+  static constexpr size_t kMostTogether = 256;
+  // By the address of the first.
+  using Arrays = absl::btree_map<uint64_t, std::vector<PageMapping>>;
+  // One mapping, or the end.
+  struct Position {
+    Arrays::const_iterator array;
+    size_t index = 0;
+  };
+
   // OK where the range is aligned and lies in one reservation.
   absl::Status CheckReserved(const char* call, uint64_t address,
                              uint64_t size) const;
   absl::Status CheckMap(uint64_t address, uint64_t size) const;
   // The first mapping that ends behind `address`.
-  absl::btree_map<uint64_t, PageMapping>::const_iterator FirstEndingBehind(
-      uint64_t address) const;
+  Position FirstEndingBehind(uint64_t address) const;
+  const PageMapping* Get(const Position& position) const {
+    return position.array == mappings_.end()
+               ? nullptr
+               : &position.array->second[position.index];
+  }
+  // The mapping behind it, in this array or the next one.
+  static void Advance(Position* position);
+  // Makes `address` the border of two arrays where it lies within one.
+  // REQUIRES: no mapping reaches across it.
+  void SplitAt(uint64_t address);
 
   const uint64_t granularity_;
   absl::btree_map<uint64_t, uint64_t> reservations_;  // address -> size
-  absl::btree_map<uint64_t, PageMapping> mappings_;
+  Arrays mappings_;
 };
 
 // "[0x7f0000000000, +2.00 MiB)": how messages name a range.

@@ -32,10 +32,15 @@ absl::Status Broken(Parts... parts) {
 
 void PageAccounts::Move(PageRecord* page, SlotState from, SlotState to) {
   if (from == to) return;
-  Leave(*page);
+  const SlotState before = page->state();
   if (uint32_t* const count = CountOf(page, from)) --*count;
   if (uint32_t* const count = CountOf(page, to)) ++*count;
-  Enter(*page);
+  const SlotState after = page->state();
+  // A slot more or less of a page under several is nothing to the owners.
+  if (before != after) {
+    Leave(before, page->owner);
+    Enter(after, page->owner);
+  }
   if (from == SlotState::kUnbacked) ++mapped_slots_;
   if (to == SlotState::kUnbacked) --mapped_slots_;
 }
@@ -45,13 +50,13 @@ void PageAccounts::UpdatePeaks(OwnerId owner) {
   owners_.UpdatePeaks(owner);
 }
 
-void PageAccounts::Enter(const PageRecord& page) {
-  switch (page.state()) {
+void PageAccounts::Enter(SlotState state, OwnerId owner) {
+  switch (state) {
     case SlotState::kUnbacked:
     case SlotState::kAsleep:
       break;
     case SlotState::kLive:
-      owners_.Enter(page.owner);
+      owners_.Enter(owner);
       ++live_;
       break;
     case SlotState::kCooling:
@@ -63,13 +68,13 @@ void PageAccounts::Enter(const PageRecord& page) {
   }
 }
 
-void PageAccounts::Leave(const PageRecord& page) {
-  switch (page.state()) {
+void PageAccounts::Leave(SlotState state, OwnerId owner) {
+  switch (state) {
     case SlotState::kUnbacked:
     case SlotState::kAsleep:
       break;
     case SlotState::kLive:
-      owners_.Leave(page.owner);
+      owners_.Leave(owner);
       --live_;
       break;
     case SlotState::kCooling:

@@ -48,9 +48,9 @@ class PageAccounts {
       const std::vector<const ManagedRange*>& ranges) const;
 
  private:
-  // Adds the page to the sums of its state, or takes it out again.
-  void Enter(const PageRecord& page);
-  void Leave(const PageRecord& page);
+  // Adds a page to the sums of its state, or takes it out again.
+  void Enter(SlotState state, OwnerId owner);
+  void Leave(SlotState state, OwnerId owner);
 
   uint64_t live_ = 0;
   uint64_t cooling_ = 0;

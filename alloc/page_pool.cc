@@ -25,11 +25,6 @@ absl::Status PagePool::Take(uint64_t count, std::vector<PageRecord*>* pages,
   return absl::OkStatus();
 }
 
-PageRecord* PagePool::Find(PageHandle page) const {
-  const auto found = records_.find(page);
-  return found == records_.end() ? nullptr : found->second.get();
-}
-
 void PagePool::Put(PageRecord* page) {
   if (cached_.size() < options_.cache_limit && !over_limit()) {
     cached_.push_back(page);
@@ -77,9 +72,7 @@ absl::Status PagePool::Prepare(uint64_t count, uint64_t* created) {
     QUIRE_ASSIGN_OR_RETURN(
         const PageHandle page,
         driver_->CreatePage(options_.device, options_.page_size));
-    auto record = std::make_unique<PageRecord>(page);
-    cached_.push_back(record.get());
-    records_[page] = std::move(record);
+    cached_.push_back(records_.Add(page, page));
     ++in_use_;
     ++created_;
     ++*created;
@@ -121,7 +114,7 @@ bool PagePool::Release(PageRecord* page) {
     }
     return false;
   }
-  records_.erase(page->handle);
+  records_.Remove(page->handle);
   --in_use_;
   ++released_;
   return true;

@@ -15,11 +15,10 @@
 #define QUIRE_ALLOC_PAGE_POOL_H_
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "alloc/handle_blocks.h"
 #include "alloc/page_record.h"
 #include "quire/alloc/driver.h"
 #include "quire/alloc/units.h"
@@ -54,8 +53,8 @@ class PagePool {
   // either case.
   absl::Status Take(uint64_t count, std::vector<PageRecord*>* pages,
                     uint64_t* created);
-  // The page of that handle, or null. One look-up in a hash table.
-  PageRecord* Find(PageHandle page) const;
+  // The page of that handle, or null.
+  PageRecord* Find(PageHandle page) const { return records_.Find(page); }
   // Takes back a page that nothing maps any more.
   void Put(PageRecord* page);
   // The same for a page that may be wanted again at once: kept whatever the
@@ -97,7 +96,7 @@ class PagePool {
   const PagePoolOptions options_;
   uint64_t limit_;
 
-  absl::flat_hash_map<PageHandle, std::unique_ptr<PageRecord>> records_;
+  HandleBlocks<PageRecord> records_;
   std::vector<PageRecord*> cached_;  // most recently used last
   std::vector<PageRecord*> quarantined_;
   uint64_t in_use_ = 0;

@@ -3,7 +3,7 @@
 // Follows CUDA's rule: a page lives while its handle is not released or while
 // it is mapped anywhere; what frees it is the last of both to go. Handles are
 // numbered from 1 and never used twice, so that a stale one is always found
-// out. Not thread-safe. All operations are O(1).
+// out. Not thread-safe. All operations take a look-up in HandleBlocks.
 
 #ifndef QUIRE_ALLOC_PAGE_TABLE_H_
 #define QUIRE_ALLOC_PAGE_TABLE_H_
@@ -13,9 +13,9 @@
 #include <span>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/handle_blocks.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
@@ -41,9 +41,10 @@ class PageTable {
   // The page of a handle that is not released, else kNotFound.
   absl::StatusOr<PhysicalPage> Find(PageHandle handle) const;
 
-  // The same for a run to be mapped: all of one device.
-  absl::StatusOr<std::vector<PhysicalPage>> FindRun(
-      std::span<const PageHandle> handles) const;
+  // The same for a run to be mapped: all of one device. Replaces what is in
+  // `run`; after an error that is of no use.
+  absl::Status FindRun(std::span<const PageHandle> handles,
+                       std::vector<PhysicalPage>* run) const;
 
   // How often the page is mapped. REQUIRES: `handle` names a page that is held.
   uint64_t MappingCount(PageHandle handle) const;
@@ -57,13 +58,21 @@ class PageTable {
   // REQUIRES: AddMapping was called for it.
   std::optional<PhysicalPage> DropMapping(PageHandle handle);
 
-  const absl::flat_hash_map<PageHandle, Entry>& entries() const {
-    return entries_;
+  // Calls function(entry) for each page that is held, by handle.
+  template <typename Function>
+  void ForEach(Function function) const {
+    entries_.ForEach(function);
   }
 
  private:
+  // Null where the handle names no page, or was released.
+  const Entry* FindUnreleased(PageHandle handle) const {
+    const Entry* const entry = entries_.Find(handle);
+    return entry == nullptr || entry->released ? nullptr : entry;
+  }
+
   uint64_t last_handle_ = 0;
-  absl::flat_hash_map<PageHandle, Entry> entries_;
+  HandleBlocks<Entry> entries_;
 };
 
 }  // namespace quire
