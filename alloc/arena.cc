@@ -298,17 +298,17 @@ void Arena::Publish(const Piece& pages, Span* span) {
 
 absl::StatusOr<Detour*> Arena::MakeDetour(Pieces pieces, Bytes alignment) {
   auto detour = std::make_unique<Detour>();
-  std::vector<PageHandle> pages;
+  made_of_.clear();
   for (const Piece& piece : pieces) {
     detour->bytes += piece.length;
     PageCount slot;
     AddressRange* const home = RangeAt(piece.begin, &slot);
     const uint64_t last = (piece.end() - 1) >> page_shift_;
     const PageCount count(last - (piece.begin >> page_shift_) + 1);
-    memory_->AppendPages(home, slot, count, &pages);
+    memory_->AppendPages(home, slot, count, &made_of_);
   }
   QUIRE_ASSIGN_OR_RETURN(detour->range,
-                         memory_->TryMakeRange(owner_, alignment, pages));
+                         memory_->TryMakeRange(owner_, alignment, made_of_));
   detour->base =
       detour->range->address().value() + pieces.front().begin % page_bytes_;
   detour->pieces = std::move(pieces);

@@ -166,8 +166,8 @@ class Arena {
     PageState state = PageState::kHole;
     uint32_t idle = 0;  // bytes
     uint32_t free = 0;  // bytes
-    absl::InlinedVector<Detour*, 1>
-        detours;  // over it; twice where two pieces are
+    // Over it; twice where two pieces are.
+    absl::InlinedVector<Detour*, 2> detours;
   };
   // A reservation of addresses. Its last page is never used, so that no run
   // reaches into the next chunk.
@@ -233,6 +233,7 @@ class Arena {
   };
   absl::btree_set<Detour*, ByBytesThenNumber> idle_detours_;
   absl::btree_map<uint64_t, Detour*> idle_by_number_;
+  std::vector<PageHandle> made_of_;  // memory for each MakeDetour in turn
   uint64_t idle_detour_pages_ = 0;
   uint64_t detours_left_ = 0;  // ever
 };

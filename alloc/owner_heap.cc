@@ -42,6 +42,7 @@ OwnerHeap::OwnerHeap(OwnerId owner, DeviceMemory* memory,
       total_(total),
       order_(seed),
       arena_(owner, memory, spans, total, spans->AddMarker(this, owner)),
+      planner_(page_bytes_),
       states_(classes->count()) {}
 
 OwnerHeap::~OwnerHeap() { spans_->RemoveMarker(arena_.marker()); }
@@ -105,8 +106,10 @@ StreamFreeList* OwnerHeap::MakeFreeList(StreamId stream) {
 }
 
 void OwnerHeap::DropEmptyFreeLists() {
-  std::erase_if(free_lists_, [](const auto& list) { return list->empty(); });
+  const auto is_empty = [](const auto& list) { return list->empty(); };
+  if (std::erase_if(free_lists_, is_empty) == 0) return;
   recent_list_ = nullptr;
+  joined_.Forget();
 }
 
 void OwnerHeap::AppendStreams(std::vector<StreamId>* streams) const {

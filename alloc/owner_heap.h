@@ -39,6 +39,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "alloc/arena.h"
+#include "alloc/detour_planner.h"
+#include "alloc/joined_runs.h"
 #include "alloc/mesh_planner.h"
 #include "alloc/piece.h"
 #include "alloc/run_set.h"
@@ -362,10 +364,7 @@ class OwnerHeap {
   // aligned, for which no single run has room.
   std::optional<uint64_t> FindJoined(uint64_t bytes, Bytes alignment,
                                      const StreamFreeList& list) const;
-  // Gathers bytes from several runs. new_pages: those that are too few.
-  LargePlan PlanDetour(uint64_t bytes, Bytes alignment,
-                       const StreamFreeList* list) const;
-  // The most for which PlanDetour finds enough, of what is free for all.
+  // The most for which a plan finds enough, of what is free for all.
   uint64_t LargestDetour() const;
   // A run that `pages` behind it would make long enough: their address.
   std::optional<uint64_t> FindExtension(uint64_t bytes, uint64_t pages,
@@ -447,6 +446,9 @@ class OwnerHeap {
 
   AllocationCounters counters_;
   Arena arena_;
+  // What the last plan was made of, and memory that plans use in turn.
+  mutable JoinedRuns joined_;
+  mutable DetourPlanner planner_;
   std::vector<ClassState> states_;          // by size class
   absl::btree_map<uint64_t, Span*> large_;  // by address
   FreeLists free_lists_;

@@ -4,11 +4,8 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
-#include <tuple>
 #include <utility>
-#include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "alloc/owner_heap.h"
 #include "quire/alloc/status_macros.h"
 
@@ -26,38 +23,19 @@ constexpr uint64_t kDetourFitDivisor = 256;
 constexpr uint64_t kDetourPagesPerPage = 2;
 constexpr uint64_t kDetourPagesAlways = 64;
 
-// Most heaps have few runs at a time.
-using RunList = absl::InlinedVector<Piece, 32>;
+// To go through so many runs takes as long as to look one up twice.
+constexpr size_t kRunsPerLookUp = 32;
 
-// The runs of both sets by address, those that touch as one. `list` may be
-// null.
-RunList JoinRuns(const RunSet& free, const StreamFreeList* list) {
-  RunList joined;
+// What a stream without a list has of its own.
+const RunSet& RunsOf(const StreamFreeList* list) {
   static const RunSet kNone;
-  const RunSet& own = list == nullptr ? kNone : list->runs();
-  joined.reserve(free.size() + own.size());
-  auto a = free.runs().begin();
-  auto b = own.runs().begin();
-  while (a != free.runs().end() || b != own.runs().end()) {
-    const bool takes_a = b == own.runs().end() ||
-                         (a != free.runs().end() && a->first < b->first);
-    const ByteRun& run = takes_a ? (a++)->second : (b++)->second;
-    if (!joined.empty() && joined.back().end() == run.begin) {
-      joined.back().length += run.length;
-    } else {
-      joined.push_back({run.begin, run.length});
-    }
-  }
-  return joined;
+  return list == nullptr ? kNone : list->runs();
 }
 
 uint64_t AlignUp(uint64_t address, Bytes alignment) {
   const uint64_t mask = alignment.value() - 1;
   return (address + mask) & ~mask;
 }
-
-// The beginnings that a plan looks at.
-constexpr size_t kHeadsTried = 128;
 
 // Where more than this part of what is held lies unused in pages of which
 // another part is in use, new allocations are to fill such pages.
@@ -66,23 +44,6 @@ constexpr uint64_t kTidyPart = 128;
 // But not by calls of the driver as long as more than this part of all pages is
 // free: they are to be had without one.
 constexpr uint64_t kAmplePart = 8;
-
-// What a run has to offer a detour: bytes up to its first page border, whole
-// pages, bytes behind its last border.
-struct Offer {
-  Piece before;
-  Piece whole;
-  Piece behind;
-};
-
-std::optional<Offer> OfferOf(const Piece& run, uint64_t page_bytes) {
-  const Piece whole = WholePages(run, page_bytes);
-  // Within a page, without a border.
-  if (whole.begin > run.end()) return std::nullopt;
-  return Offer{{run.begin, whole.begin - run.begin},
-               whole,
-               {whole.end(), run.end() - whole.end()}};
-}
 
 }  // namespace
 
@@ -146,7 +107,7 @@ Span* OwnerHeap::FindLarge(DeviceAddress address) const {
 }
 
 // Best fit, as for runs of one kind. Only runs of both kinds that touch can be
-// longer than those that were looked at, so the set with fewer is gone through.
+// longer than those that were looked at.
 std::optional<uint64_t> OwnerHeap::FindJoined(
     uint64_t bytes, Bytes alignment, const StreamFreeList& list) const {
   const RunSet& free = arena_.free_runs();
@@ -156,6 +117,16 @@ std::optional<uint64_t> OwnerHeap::FindJoined(
   const RunSet& many = fewer_free ? own : free;
   std::optional<uint64_t> found;
   uint64_t least = UINT64_MAX;
+  const auto consider = [&](const Piece& joined) {
+    const uint64_t begin = AlignUp(joined.begin, alignment);
+    if (begin + bytes > joined.end() || joined.length >= least) return;
+    least = joined.length;
+    found = begin;
+  };
+  if (few.size() * kRunsPerLookUp > many.size()) {
+    for (const Piece& run : joined_.Of(free, own)) consider(run);
+    return found;
+  }
   uint64_t end = 0;  // of the last that was looked at
   for (const auto& [few_begin, few_run] : few.runs()) {
     if (few_begin < end) continue;
@@ -170,10 +141,7 @@ std::optional<uint64_t> OwnerHeap::FindJoined(
       end = behind->end();
       next = next == &many ? &few : &many;
     }
-    const uint64_t aligned = AlignUp(begin, alignment);
-    if (aligned + bytes > end || end - begin >= least) continue;
-    least = end - begin;
-    found = aligned;
+    consider({begin, end - begin});
   }
   return found;
 }
@@ -221,106 +189,13 @@ std::optional<Block> OwnerHeap::TakeLarge(uint64_t bytes, Bytes alignment,
 
 // ---- With the driver --------------------------------------------------------
 
-LargePlan OwnerHeap::PlanDetour(uint64_t bytes, Bytes alignment,
-                                const StreamFreeList* list) const {
-  uint64_t whole = 0;
-  RunList before;
-  RunList behind;
-  RunList pages_of_runs;
-  for (const Piece& run : JoinRuns(arena_.free_runs(), list)) {
-    const std::optional<Offer> offer = OfferOf(run, page_bytes_);
-    if (!offer) continue;
-    if (offer->whole.length > 0) pages_of_runs.push_back(offer->whole);
-    whole += offer->whole.length;
-    if (offer->before.length > 0) before.push_back(offer->before);
-    if (offer->behind.length > 0) behind.push_back(offer->behind);
-  }
-  const auto shorter = [](const Piece& a, const Piece& b) {
-    return a.length < b.length;
-  };
-  std::sort(behind.begin(), behind.end(), shorter);
-  // Whole pages, bytes that nothing can use before their neighbours go, and by
-  // how many there are more pages of which a part is in use.
-  using Cost = std::tuple<uint64_t, uint64_t, int>;
-  std::optional<Cost> least;
-  uint64_t pages = 0;
-  Piece head;
-  Piece tail;
-  const auto consider = [&](const Piece& first) {
-    const uint64_t rest = bytes - first.length;
-    const uint64_t end = rest % page_bytes_;
-    Cost cost = {rest / page_bytes_, 0, first.length > 0 ? -1 : 0};
-    if (least && *least <= cost) return;
-    Piece last;
-    if (end > 0) {
-      const auto room = std::lower_bound(behind.begin(), behind.end(),
-                                         Piece{0, end}, shorter);
-      if (room != behind.end()) {
-        last = {room->begin, end};
-        std::get<1>(cost) = room->length - end;
-      } else {
-        ++std::get<0>(cost);
-        ++std::get<2>(cost);
-      }
-    }
-    if (least && *least <= cost) return;
-    least = cost;
-    pages = std::get<0>(cost);
-    head = first;
-    tail = last;
-  };
-  consider({});
-  if (alignment.value() <= kPieceGrain) {
-    for (size_t i = 0; i < std::min(before.size(), kHeadsTried); ++i) {
-      if (before[i].length < bytes) consider(before[i]);
-    }
-  }
-
-  LargePlan plan;
-  plan.bytes = bytes;
-  plan.alignment = alignment;
-  const uint64_t there = whole / page_bytes_;
-  plan.new_pages = pages - std::min(pages, there);
-  plan.addresses =
-      pages + (head.length > 0 ? 1 : 0) + (tail.length > 0 ? 1 : 0);
-  if (plan.new_pages > 0) return plan;
-  uint64_t left = bytes - tail.length;
-  const auto add = [&](Piece piece) {
-    piece.length = std::min(piece.length, left);
-    if (piece.length == 0) return;
-    left -= piece.length;
-    if (!plan.pieces.empty() && plan.pieces.back().end() == piece.begin) {
-      plan.pieces.back().length += piece.length;
-    } else {
-      plan.pieces.push_back(piece);
-    }
-  };
-  add(head);
-  // As few as possible, the lowest first among equals; but first of all the
-  // ones behind the head, which they continue.
-  const auto later = [&head](const Piece& a, const Piece& b) {
-    const bool continues = b.begin == head.end();
-    if (continues != (a.begin == head.end())) return continues;
-    return a.length != b.length ? a.length < b.length : a.begin > b.begin;
-  };
-  std::make_heap(pages_of_runs.begin(), pages_of_runs.end(), later);
-  auto end = pages_of_runs.end();
-  while (left > 0) {
-    std::pop_heap(pages_of_runs.begin(), end, later);
-    add(*--end);
-  }
-  left = tail.length;
-  add(tail);
-  return plan;
-}
-
 uint64_t OwnerHeap::LargestDetour() const {
   uint64_t before = 0;
   uint64_t whole = 0;
   uint64_t behind = 0;
   for (const auto& [begin, run] : arena_.free_runs().runs()) {
-    const std::optional<Offer> offer =
-        OfferOf({run.begin, run.length}, page_bytes_);
+    const std::optional<RunOffer> offer =
+        RunOffer::Of({run.begin, run.length}, page_bytes_);
     if (!offer) continue;
     before = std::max(before, offer->before.length);
     whole += offer->whole.length;
@@ -332,7 +207,7 @@ uint64_t OwnerHeap::LargestDetour() const {
 std::optional<uint64_t> OwnerHeap::FindExtension(
     uint64_t bytes, uint64_t pages, Bytes alignment,
     const StreamFreeList* list) const {
-  for (const Piece& run : JoinRuns(arena_.free_runs(), list)) {
+  for (const Piece& run : joined_.Of(arena_.free_runs(), RunsOf(list))) {
     const uint64_t begin = AlignUp(run.begin, alignment);
     if (run.end() % page_bytes_ == 0 && begin < run.end() &&
         run.end() - begin + pages * page_bytes_ >= bytes &&
@@ -346,8 +221,15 @@ std::optional<uint64_t> OwnerHeap::FindExtension(
 LargePlan OwnerHeap::PlanLarge(uint64_t bytes, Bytes alignment,
                                StreamId stream) const {
   const StreamFreeList* const list = FindFreeList(stream);
-  LargePlan plan = PlanDetour(bytes, alignment, list);
+  DetourPlanner::Choice choice = planner_.Plan(
+      joined_.Of(arena_.free_runs(), RunsOf(list)), bytes, alignment);
+  LargePlan plan;
+  plan.bytes = bytes;
+  plan.alignment = alignment;
   plan.stream = stream;
+  plan.pieces = std::move(choice.pieces);
+  plan.new_pages = choice.new_pages;
+  plan.addresses = choice.addresses;
   if (plan.new_pages > 0) {
     plan.grow_at =
         FindExtension(bytes, plan.new_pages, alignment, list).value_or(0);

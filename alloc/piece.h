@@ -31,11 +31,11 @@ struct Piece {
 // Nearly always it is one.
 using Pieces = absl::InlinedVector<Piece, 1>;
 
-// Those of its bytes that are whole pages.
+// Those of its bytes that are whole pages. REQUIRES: page_bytes is a power of
+// two.
 inline Piece WholePages(const Piece& piece, uint64_t page_bytes) {
-  const uint64_t first =
-      (piece.begin + page_bytes - 1) / page_bytes * page_bytes;
-  const uint64_t last = piece.end() / page_bytes * page_bytes;
+  const uint64_t first = (piece.begin + page_bytes - 1) & ~(page_bytes - 1);
+  const uint64_t last = piece.end() & ~(page_bytes - 1);
   return {first, last > first ? last - first : 0};
 }
 

@@ -7,25 +7,41 @@
 
 namespace quire {
 
+namespace {
+
+// The last run that begins at or before the address.
+template <typename Runs>
+auto LastFrom(Runs& runs, uint64_t address) {
+  const auto after = runs.upper_bound(address);
+  return after == runs.begin() ? runs.end() : std::prev(after);
+}
+
+}  // namespace
+
 void RunSet::Add(const ByteRun& run) {
   runs_.emplace(run.begin, run);
   by_length_.emplace(run.length, run.begin);
   bytes_ += run.length;
+  ++changes_;
 }
 
-ByteRun RunSet::Remove(absl::btree_map<uint64_t, ByteRun>::const_iterator run) {
+ByteRun RunSet::Remove(Runs::iterator run) {
   const ByteRun removed = run->second;
   by_length_.erase({removed.length, removed.begin});
   runs_.erase(run);
   bytes_ -= removed.length;
+  ++changes_;
   return removed;
 }
 
-// The last run that begins at or before the address.
-absl::btree_map<uint64_t, ByteRun>::const_iterator RunSet::LastFrom(
-    uint64_t address) const {
-  const auto after = runs_.upper_bound(address);
-  return after == runs_.begin() ? runs_.end() : std::prev(after);
+void RunSet::Resize(Runs::iterator run, uint64_t length, uint64_t batch) {
+  ByteRun& resized = run->second;
+  by_length_.erase({resized.length, resized.begin});
+  by_length_.emplace(length, resized.begin);
+  bytes_ = bytes_ - resized.length + length;
+  resized.length = length;
+  resized.batch = batch;
+  ++changes_;
 }
 
 ByteRun RunSet::Insert(ByteRun run,
@@ -36,21 +52,31 @@ ByteRun RunSet::Insert(ByteRun run,
     run.batch = std::max(run.batch, neighbour.batch);
     joined(neighbour);
   };
-  if (const auto before = LastFrom(run.begin);
-      before != runs_.end() && before->second.end() == run.begin) {
-    join(Remove(before));
-  }
+  auto before = LastFrom(runs_, run.begin);
+  const bool continues =
+      before != runs_.end() && before->second.end() == run.begin;
+  if (continues) join(before->second);
   if (const auto behind = runs_.find(run.end()); behind != runs_.end()) {
     join(Remove(behind));
+    if (continues) before = runs_.find(run.begin);
   }
-  Add(run);
+  if (continues) {
+    Resize(before, run.length, run.batch);
+  } else {
+    Add(run);
+  }
   return run;
 }
 
 ByteRun RunSet::Take(uint64_t begin, uint64_t length) {
-  const ByteRun run = Remove(LastFrom(begin));
+  const auto found = LastFrom(runs_, begin);
+  const ByteRun run = found->second;
   const uint64_t end = begin + length;
-  if (begin > run.begin) Add({run.begin, begin - run.begin, run.batch});
+  if (begin > run.begin) {
+    Resize(found, begin - run.begin, run.batch);
+  } else {
+    Remove(found);
+  }
   if (run.end() > end) Add({end, run.end() - end, run.batch});
   return run;
 }
@@ -68,7 +94,7 @@ std::optional<uint64_t> RunSet::FindFit(uint64_t bytes, Bytes alignment) const {
 
 std::optional<ByteRun> RunSet::FindAround(uint64_t begin,
                                           uint64_t length) const {
-  const auto run = LastFrom(begin);
+  const auto run = LastFrom(runs_, begin);
   if (run == runs_.end() || begin + length > run->second.end()) {
     return std::nullopt;
   }

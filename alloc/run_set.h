@@ -36,6 +36,8 @@ class RunSet {
   bool empty() const { return runs_.empty(); }
   size_t size() const { return runs_.size(); }
   uint64_t bytes() const { return bytes_; }
+  // Grows whenever a run comes or goes.
+  uint64_t changes() const { return changes_; }
   // Of the longest run; 0 where there is none.
   uint64_t largest() const {
     return by_length_.empty() ? 0 : by_length_.rbegin()->first;
@@ -66,14 +68,17 @@ class RunSet {
   absl::Status CheckInvariants() const;
 
  private:
-  void Add(const ByteRun& run);
-  ByteRun Remove(absl::btree_map<uint64_t, ByteRun>::const_iterator run);
-  absl::btree_map<uint64_t, ByteRun>::const_iterator LastFrom(
-      uint64_t address) const;
+  using Runs = absl::btree_map<uint64_t, ByteRun>;
 
-  absl::btree_map<uint64_t, ByteRun> runs_;
+  void Add(const ByteRun& run);
+  ByteRun Remove(Runs::iterator run);
+  // The run keeps its beginning.
+  void Resize(Runs::iterator run, uint64_t length, uint64_t batch);
+
+  Runs runs_;
   absl::btree_set<std::pair<uint64_t, uint64_t>> by_length_;
   uint64_t bytes_ = 0;
+  uint64_t changes_ = 0;
 };
 
 }  // namespace quire
