@@ -5,8 +5,8 @@
 // wait for. Never from what is mapped ahead for others. The headroom, which
 // admissions leave for the growth of those that run, is theirs.
 //
-// One run of pages at a time, between which Admit and Step get their turn: they
-// wait for one driver call at most.
+// One run of pages at a time, or one prefix where prompts part, between which
+// Admit and Step get their turn: they wait for the calls of one at most.
 
 #include <algorithm>
 #include <chrono>
@@ -53,14 +53,15 @@ absl::StatusOr<PageCount> KvCache::Impl::PrepareAhead(
 void KvCache::Impl::PlanAhead(uint64_t now, PageCount pages) {
   horizon_.OnStep(now, pages);
   if (ahead_thread_ != nullptr &&
-      (dropped_ || MostUrgent(horizon_.steps()).region != nullptr))
+      (dropped_ || branches_ > 0 ||
+       MostUrgent(horizon_.steps()).region != nullptr))
     ahead_thread_->Wake();
 }
 
-KvCache::Impl::Demand KvCache::Impl::MostUrgent(uint32_t steps) const {
-  Demand most{nullptr, 0};
+PageDemand KvCache::Impl::MostUrgent(uint32_t steps) const {
+  PageDemand most{nullptr, 0};
   uint64_t soonest = steps;
-  for (const Sequence& sequence : sequences_) {
+  for (const KvSequence& sequence : sequences_) {
     // What the driver refused to map would be tried, and refused, for ever.
     if (!sequence.region || sequence.swapped ||
         sequence.step != attempted_steps_ || sequence.region->damaged() ||
@@ -86,6 +87,8 @@ KvCache::Impl::Demand KvCache::Impl::MostUrgent(uint32_t steps) const {
 absl::StatusOr<PageCount> KvCache::Impl::MapOneAhead(
     std::optional<uint32_t> steps) {
   ReturnDropped();
+  while (waiting_.load(std::memory_order_relaxed) == 0 && KeepBranchAhead())
+    continue;
   const uint64_t start = Now();
   QUIRE_ASSIGN_OR_RETURN(const PageCount pages, MapMostUrgent(steps));
   if (pages.zero()) return pages;
@@ -100,7 +103,7 @@ absl::StatusOr<PageCount> KvCache::Impl::MapOneAhead(
 absl::StatusOr<PageCount> KvCache::Impl::MapMostUrgent(
     std::optional<uint32_t> steps) {
   MutexLock operation(&operation_mutex_);
-  Demand demand{nullptr, 0};
+  PageDemand demand{nullptr, 0};
   PlannedRun planned;
   {
     MutexLock lock(&state_mutex_);
@@ -134,8 +137,8 @@ absl::StatusOr<PageCount> KvCache::Impl::MapMostUrgent(
   if (absl::IsResourceExhausted(status)) return PageCount(0);
   QUIRE_RETURN_IF_ERROR(status);
   if (count.zero()) return count;
-  ++runs_mapped_ahead_;
-  pages_mapped_ahead_ += count.value();
+  ++counted_.runs_mapped_ahead;
+  counted_.pages_mapped_ahead += count.value();
   return count;
 }
 

@@ -11,14 +11,14 @@
 
 namespace quire {
 
-absl::StatusOr<bool> KvCache::Impl::Back(std::span<Demand> demands,
+absl::StatusOr<bool> KvCache::Impl::Back(std::span<PageDemand> demands,
                                          PageCount headroom) {
   std::vector<PlannedRun> plan;
   PageCount missing;
   {
     MutexLock lock(&state_mutex_);
     std::vector<PageRun> runs;
-    for (Demand& demand : demands) {
+    for (PageDemand& demand : demands) {
       demand.previous = demand.region->used_tokens();
       Modify(demand.region,
              [&](KvRegion* r) { r->set_used_tokens(demand.tokens); });
@@ -32,19 +32,19 @@ absl::StatusOr<bool> KvCache::Impl::Back(std::span<Demand> demands,
   }
   if (plan.empty() && headroom.zero()) return false;
 
-  const Supply supply = GetSupply();
+  const PageSupply supply = GetSupply();
   const absl::Status status = Plus(missing, headroom) > supply.in_all
                                   ? Shortage(missing, headroom)
                                   : CommitPlan(plan, supply);
   if (!status.ok()) {
     MutexLock lock(&state_mutex_);
-    for (const Demand& demand : demands)
+    for (const PageDemand& demand : demands)
       Modify(demand.region,
              [&](KvRegion* r) { r->set_used_tokens(demand.previous); });
     return status;
   }
   MutexLock lock(&state_mutex_);
-  runs_mapped_ += plan.size();
+  counted_.runs_mapped += plan.size();
   return !plan.empty();
 }
 
@@ -71,14 +71,14 @@ absl::Status KvCache::Impl::BackBehindGaps(KvRegion* region,
     for (const uint32_t group : gaps)
       Modify(region, [&](KvRegion* r) { r->ReopenGap(group, behind[group]); });
   }
-  Demand demand{region, tokens};
+  PageDemand demand{region, tokens};
   return Back(std::span(&demand, 1), headroom).status();
 }
 
 // Pages ahead are worth no wait and nobody else's page: they are mapped where
 // the supply has them at once, and left out where that fails all the same.
 absl::Status KvCache::Impl::CommitPlan(std::span<const PlannedRun> plan,
-                                       Supply supply) {
+                                       PageSupply supply) {
   if (!options_.map_ahead.zero()) {
     const std::vector<PlannedRun> ahead = WithMapAhead(plan);
     PageCount wanted = options_.headroom;
@@ -90,7 +90,7 @@ absl::Status KvCache::Impl::CommitPlan(std::span<const PlannedRun> plan,
   return CommitRuns(plan, Patience::kWait);
 }
 
-std::vector<KvCache::Impl::PlannedRun> KvCache::Impl::WithMapAhead(
+std::vector<PlannedRun> KvCache::Impl::WithMapAhead(
     std::span<const PlannedRun> plan) const {
   std::vector<PlannedRun> ahead(plan.begin(), plan.end());
   for (PlannedRun& planned : ahead) {
@@ -183,7 +183,7 @@ absl::StatusOr<PageCount> KvCache::Impl::GiveBack(
 PageCount KvCache::Impl::Reclaim(PageCount wanted) {
   MutexLock lock(&state_mutex_);
   std::vector<KvRegion*> plain = ParkedRegionsThatAre(/*cached=*/false);
-  for (const Sequence& sequence : sequences_) {
+  for (const KvSequence& sequence : sequences_) {
     if (sequence.region && !sequence.swapped)
       plain.push_back(sequence.region.get());
   }
@@ -239,7 +239,7 @@ PageCount KvCache::Impl::ReclaimIdle(PageCount wanted) {
   return given;
 }
 
-KvCache::Impl::Supply KvCache::Impl::GetSupply() const {
+PageSupply KvCache::Impl::GetSupply() const {
   const DeviceMemoryStatistics memory = memory_->GetStatistics();
   const auto pages = [&](Bytes bytes) {
     return PageCount(bytes.value() / geometry_.page_size().value());
@@ -247,7 +247,7 @@ KvCache::Impl::Supply KvCache::Impl::GetSupply() const {
   const OwnerStatistics owner = memory_->GetOwnerStatistics(options_.owner);
   const PageCount at_once = Plus(pages(memory.growable), pages(memory.cached));
   const PageCount reclaimable = memory_->ReclaimablePages();
-  Supply supply;
+  PageSupply supply;
   supply.at_once = std::min(at_once, pages(owner.allowance));
   // What caches give makes room below a limit of the owner as well.
   supply.in_all = Plus(

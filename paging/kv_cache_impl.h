@@ -1,11 +1,12 @@
 // The state of a KvCache. Internal: kv_cache.cc is the public face,
-// kv_cache_sequences.cc holds the sequences, kv_cache_backing.cc the pages
-// under them, kv_cache_report.cc tells of both, kv_cache_ahead.cc maps pages
-// that will be needed, kv_cache_window.cc drops tokens that no kernel sees,
-// kv_cache_prefix.cc is what is kept of sequences that are gone,
-// kv_cache_tails.cc packs the ends of that, kv_cache_share.cc is how sequences
-// share, kv_cache_swap.cc moves them to host memory and back, and
-// kv_cache_sleep.cc finds their pages again after a sleep.
+// kv_cache_records.h what is kept of a sequence, kv_cache_sequences.cc holds
+// the sequences, kv_cache_backing.cc the pages under them, kv_cache_report.cc
+// tells of both, kv_cache_ahead.cc maps pages that will be needed,
+// kv_cache_window.cc drops tokens that no kernel sees, kv_cache_branches.cc
+// leaves prefixes where prompts part, kv_cache_prefix.cc is what is kept of
+// sequences that are gone, kv_cache_tails.cc packs the ends of that,
+// kv_cache_share.cc is how sequences share, kv_cache_swap.cc moves them to host
+// memory and back, and kv_cache_sleep.cc finds their pages again after a sleep.
 //
 // Locking. Two locks, so that the memory can call back while it serves us:
 //
@@ -38,6 +39,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "paging/kv_cache_records.h"
 #include "paging/kv_region.h"
 #include "paging/page_ahead.h"
 #include "paging/parked_regions.h"
@@ -142,81 +144,8 @@ class KvCache::Impl {
   }
 
  private:
-  // A cache line: a step looks at each of those that it names.
-  struct Sequence {
-    std::unique_ptr<KvRegion> region;  // null: the slot is free
-    uint32_t generation = 0;           // of the id; counts the releases
-    uint32_t growth = 1;  // tokens of its last step that made it longer
-    uint64_t length = 0;
-    uint64_t step = 0;     // the last Step that named it
-    uint64_t batch = 0;    // in which its last kernels may be
-    bool stepped = false;  // since it was admitted
-    int32_t priority = 0;  // of its prefix, until:
-    uint64_t retain_until = UINT64_MAX;
-    std::unique_ptr<SwappedRows> swapped;  // null: it is on the device
-  };
-  static_assert(sizeof(Sequence) <= 64);
-  // A slot with the region of a sequence that begins.
-  struct Taken {
-    size_t slot;
-    // Of the parked region that was adopted; 0: it had no pages.
-    uint64_t stamp;
-    KvRegion* region;
-  };
-  // A region that must hold `tokens` tokens.
-  struct Demand {
-    KvRegion* region;
-    uint64_t tokens;
-    uint64_t previous = 0;  // what it held before
-  };
-  struct PlannedRun {
-    KvRegion* region;
-    PageRun run;
-  };
-  // Page slots; where they are shared there are fewer pages (CountPages).
-  struct Totals {
-    uint64_t admitted = 0;
-    uint64_t parked = 0;
-    uint64_t cached = 0;  // of those parked: of regions with a prefix
-    uint64_t spare = 0;
-    friend bool operator==(const Totals&, const Totals&) = default;
-
-    PageCount needed() const { return PageCount(admitted + parked - spare); }
-
-    void Add(const KvRegion& region) {
-      const uint64_t committed = region.committed().value();
-      (region.parked() ? parked : admitted) += committed;
-      if (IsCached(region)) cached += committed;
-      spare += region.spare().value();
-    }
-    void Subtract(const KvRegion& region) {
-      const uint64_t committed = region.committed().value();
-      (region.parked() ? parked : admitted) -= committed;
-      if (IsCached(region)) cached -= committed;
-      spare -= region.spare().value();
-    }
-  };
   // Whether a commit waits for pages that cool and asks for more.
   enum class Patience { kWait, kNone };
-  static bool IsCached(const KvRegion& region) {
-    return region.parked() && region.prefix() != PrefixEntryId();
-  }
-  // What a prompt finds: `tokens` of it are in `holder`, whose prefix is
-  // pinned.
-  struct PrefixHit {
-    uint64_t tokens = 0;
-    KvRegion* holder = nullptr;
-    // The holder is parked and serves as the region of the prompt.
-    bool adoptable = false;
-    // Others have begun with so many of its tokens, found or not.
-    uint64_t known = 0;
-  };
-  // Pages that a commit could take.
-  struct Supply {
-    PageCount at_once;  // created, or taken from the cache
-    PageCount in_all;   // with those that cool, and what reclaimers hold
-  };
-
   // Every change of a region's pages or tokens, so that the totals follow.
   template <typename Change>
   void Modify(KvRegion* region, Change change)
@@ -228,7 +157,7 @@ class KvCache::Impl {
     PublishReclaimable();
   }
   // Pages: each once, of sequences where one has it.
-  Totals CountPages() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
+  SlotTotals CountPages() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
     const SharedPages::Excess& excess = shared_.excess();
     const uint64_t tails = tails_.pages().value();
     return {totals_.admitted - excess.admitted,
@@ -255,13 +184,13 @@ class KvCache::Impl {
   // Puts a region into a slot: the best parked one, or a reserved one; where
   // memory or addresses are short, the prefix that is to be given up next is
   // given up for it.
-  absl::StatusOr<Taken> TakeRegion(uint64_t tokens)
+  absl::StatusOr<TakenRegion> TakeRegion(uint64_t tokens)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   // The same with a region that has no pages.
-  absl::StatusOr<Taken> TakeEmptyRegion()
+  absl::StatusOr<TakenRegion> TakeEmptyRegion()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   // A parked region whose prefix is pinned for the sequence.
-  absl::StatusOr<Taken> TakeHolder(const KvRegion* region)
+  absl::StatusOr<TakenRegion> TakeHolder(const KvRegion* region)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   absl::Status CheckLength(uint64_t tokens) const;
   static absl::Status NoSuchSequence(SequenceId id, const char* purpose);
@@ -271,7 +200,7 @@ class KvCache::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   SequenceId BeginSequence(size_t slot, uint64_t tokens)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
-  Taken OpenSlot(ParkedRegions::Entry entry)
+  TakenRegion OpenSlot(ParkedRegions::Entry entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   // Of a sequence that was, and whose fence its region has.
   void EndSequence(size_t slot)
@@ -285,7 +214,8 @@ class KvCache::Impl {
   absl::Status Examine(std::span<const SequenceStep> steps)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   // The same for what a step writes on pages that are shared.
-  absl::Status ExamineShared(const Sequence& sequence, const SequenceStep& step)
+  absl::Status ExamineShared(const KvSequence& sequence,
+                             const SequenceStep& step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   // A step as it was when it began.
   struct StepStart {
@@ -300,11 +230,11 @@ class KvCache::Impl {
 
   // ---- Windows (kv_cache_window.cc) ----
   // Before a step of the sequence to `length`.
-  absl::Status DropBehindWindows(Sequence* sequence, uint64_t length)
+  absl::Status DropBehindWindows(KvSequence* sequence, uint64_t length)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   // Gives back what no kernel sees or uses any more, while the device computes.
   void ReturnDropped() ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
-  absl::Status CheckGoingBack(const Sequence& sequence, uint64_t length) const
+  absl::Status CheckGoingBack(const KvSequence& sequence, uint64_t length) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // Of a sequence that ends, and has dropped tokens of what it published: what
   // the token behind that sees stays, where it is there, so that a prompt may
@@ -314,23 +244,42 @@ class KvCache::Impl {
   absl::StatusOr<PackedTail> TakeLastWindow(const KvRegion& region,
                                             uint32_t group, uint64_t tokens)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
-  // Sequences of these steps that have come to where they part from others, as
-  // they were found to do when they were admitted, leave a prefix there, before
-  // their windows leave it: it is where the next one will part.
-  void KeepBranches(std::span<const SequenceStep> steps)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
-  void SetBranch(KvRegion* region, uint64_t tokens)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
-  absl::Status KeepBranch(KvRegion* holder, uint64_t tokens)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
-  // The most tokens that a layer with a window, or under the limit, keeps.
-  uint64_t LongestWindow() const;
   // No token of the region is in use any more. What is behind a gap is given
   // back under its fence.
   void Forget(KvRegion* region)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
-  Bytes KeptBytes(const Sequence& sequence) const
+  Bytes KeptBytes(const KvSequence& sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+
+  // ---- Branches (kv_cache_branches.cc) ----
+  // The most tokens that a layer with a window, or under the limit, keeps.
+  uint64_t LongestWindow() const;
+  // Where the region's sequence will part from others, as it was found to do
+  // when it was admitted; 0: nowhere.
+  void SetBranch(KvRegion* region, uint64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // Whether it has come there.
+  bool IsAtBranch(const KvRegion& region) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // Whether this step of it is to leave the windows there.
+  bool HoldsForBranch(KvRegion* region)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // These steps lack pages: what is held for branches of theirs is spare. False
+  // where nothing is.
+  bool LetGoOfBranches(std::span<const SequenceStep> steps)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // Makes the prefixes of these steps' sequences that have come to a branch.
+  void KeepBranches(std::span<const SequenceStep> steps)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // The same of one sequence, where pages are to be had at once. False where no
+  // sequence has come to a branch.
+  bool KeepBranchAhead() ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  // That a prefix of so many of the region's tokens takes.
+  PageCount PagesOfBranch(const KvRegion& region, uint64_t tokens) const;
+  void KeepBranch(KvRegion* holder)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  absl::Status MakePrefix(KvRegion* holder, uint64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
 
   // ---- Page-ahead (kv_cache_ahead.cc) ----
   // More than a decode step with speculation: a chunk of a prompt, which says
@@ -343,7 +292,7 @@ class KvCache::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   // The sequence of the last Step that lacks pages soonest, and for how many
   // tokens `steps` steps need them; no region where none lacks any.
-  Demand MostUrgent(uint32_t steps) const
+  PageDemand MostUrgent(uint32_t steps) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // Maps one run of pages; 0 where there is none to map, or no pages at once.
   absl::StatusOr<PageCount> MapOneAhead(std::optional<uint32_t> steps)
@@ -353,7 +302,7 @@ class KvCache::Impl {
 
   // Backs every demand, and leaves `headroom` pages obtainable: all or nothing.
   // True where pages had to be mapped.
-  absl::StatusOr<bool> Back(std::span<Demand> demands, PageCount headroom)
+  absl::StatusOr<bool> Back(std::span<PageDemand> demands, PageCount headroom)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   // Backs a region that has no token in use for `tokens` tokens, but for what
   // has left its windows: up to behind[group], as KvRegion::behind of who had
@@ -362,7 +311,7 @@ class KvCache::Impl {
                               std::span<const PageCount> behind,
                               uint64_t tokens, PageCount headroom)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
-  absl::Status CommitPlan(std::span<const PlannedRun> plan, Supply supply)
+  absl::Status CommitPlan(std::span<const PlannedRun> plan, PageSupply supply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   absl::Status CommitRuns(std::span<const PlannedRun> runs, Patience patience)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
@@ -566,7 +515,7 @@ class KvCache::Impl {
                       std::span<const PageCount> mapped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   // The sequence is not swapped out any more: it is back, or released.
-  void EndSwap(Sequence* sequence, std::span<const PageCount> mapped)
+  void EndSwap(KvSequence* sequence, std::span<const PageCount> mapped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   std::vector<PageCount> MappedPages(const KvRegion& region) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
@@ -578,10 +527,10 @@ class KvCache::Impl {
   // Completes behind all that is queued on the stream.
   Fence FenceBehind(StreamId stream) const;
 
-  Supply GetSupply() const;
+  PageSupply GetSupply() const;
   absl::Status Shortage(PageCount wanted, PageCount headroom) const;
   absl::Status CheckRegion(const KvRegion& region, bool asleep,
-                           Totals* counted) const
+                           SlotTotals* counted) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
 
   DeviceMemory* const memory_;
@@ -592,7 +541,7 @@ class KvCache::Impl {
   mutable Mutex operation_mutex_ ABSL_ACQUIRED_BEFORE(state_mutex_);
   mutable Mutex state_mutex_;
   // Of Step: regions that need pages, and slots that need pages of their own.
-  std::vector<Demand> demands_ ABSL_GUARDED_BY(operation_mutex_);
+  std::vector<PageDemand> demands_ ABSL_GUARDED_BY(operation_mutex_);
   std::vector<size_t> on_shared_pages_ ABSL_GUARDED_BY(operation_mutex_);
   // Regions of sequences with a branch to come.
   uint64_t branches_ ABSL_GUARDED_BY(operation_mutex_) = 0;
@@ -602,7 +551,7 @@ class KvCache::Impl {
   // By handle: those that lie under a sequence that is swapped out.
   absl::flat_hash_map<PageHandle, std::shared_ptr<KeptPage>> kept_pages_
       ABSL_GUARDED_BY(state_mutex_);
-  std::vector<Sequence> sequences_ ABSL_GUARDED_BY(state_mutex_);
+  std::vector<KvSequence> sequences_ ABSL_GUARDED_BY(state_mutex_);
   std::vector<size_t> free_slots_ ABSL_GUARDED_BY(state_mutex_);
   ParkedRegions parked_ ABSL_GUARDED_BY(state_mutex_);
   PrefixIndex index_ ABSL_GUARDED_BY(state_mutex_);
@@ -612,35 +561,16 @@ class KvCache::Impl {
   TailStore tails_ ABSL_GUARDED_BY(state_mutex_);
   // Of copies to the tail store; StreamId() before the first one.
   StreamId tail_stream_ ABSL_GUARDED_BY(state_mutex_);
-  Totals totals_ ABSL_GUARDED_BY(state_mutex_);
+  SlotTotals totals_ ABSL_GUARDED_BY(state_mutex_);
   uint64_t tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t adoptions_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  // Of GetStatistics, what is counted as it happens.
+  KvCacheStatistics counted_ ABSL_GUARDED_BY(state_mutex_);
   // Batches that were ended, and what the last one waits for.
   uint64_t batch_ ABSL_GUARDED_BY(state_mutex_) = 1;
   Fence batch_fence_ ABSL_GUARDED_BY(state_mutex_);
   // Sequences have pages behind their windows that ReturnDropped is to see.
   bool dropped_ ABSL_GUARDED_BY(state_mutex_) = false;
   uint64_t attempted_steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t steps_without_mapping_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t prompts_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t prompt_tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t prefix_hits_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t prefix_tokens_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t prefixes_evicted_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t tails_packed_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t windows_kept_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t branches_kept_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t forks_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t pages_unshared_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t swaps_out_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t swaps_in_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t bytes_swapped_out_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t bytes_swapped_in_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t steps_waited_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t runs_mapped_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t runs_mapped_ahead_ ABSL_GUARDED_BY(state_mutex_) = 0;
-  uint64_t pages_mapped_ahead_ ABSL_GUARDED_BY(state_mutex_) = 0;
   AheadHorizon horizon_ ABSL_GUARDED_BY(state_mutex_);
   // Admit and Step that wait for operation_mutex_: the thread lets them pass.
   std::atomic<uint32_t> waiting_{0};

@@ -20,8 +20,8 @@
 
 namespace quire {
 
-KvCache::Impl::PrefixHit KvCache::Impl::FindPrefix(
-    std::span<const int32_t> tokens, StreamId stream) {
+PrefixHit KvCache::Impl::FindPrefix(std::span<const int32_t> tokens,
+                                    StreamId stream) {
   MutexLock lock(&state_mutex_);
   // The last token is computed in any case.
   if (tokens.empty()) return {};
@@ -95,7 +95,7 @@ void KvCache::Impl::CutPrefix(KvRegion* region) {
   FreeLooseEnds(region);
   if (region->parked() && index_.TokensOf(region->prefix()) == 0) {
     ForgetPrefix(region);
-    ++prefixes_evicted_;
+    ++counted_.prefixes_evicted;
   }
 }
 
@@ -117,7 +117,7 @@ ParkedRegions::Entry KvCache::Impl::TakeVictim(PageCount least,
       return {};
     ParkedRegions::Entry taken = parked_.Take(holders_.at(victims[0].entry));
     ForgetPrefix(taken.region.get());
-    ++prefixes_evicted_;
+    ++counted_.prefixes_evicted;
     if (!taken.region->damaged()) return taken;
     Dispose(std::move(taken.region));
   }
@@ -225,7 +225,7 @@ absl::Status KvCache::Impl::CheckSharing() const {
                        " is not backed for its ", tokens, " tokens"));
     return absl::OkStatus();
   };
-  for (const Sequence& sequence : sequences_) {
+  for (const KvSequence& sequence : sequences_) {
     if (sequence.region) QUIRE_RETURN_IF_ERROR(check(*sequence.region));
   }
   for (const KvRegion* region : parked_.OldestFirst())

@@ -74,7 +74,7 @@ bool KvCache::Impl::HasRoomFor(std::span<const SequenceGrowth> growths) const {
 }
 
 CacheUse KvCache::Impl::Use() const {
-  Totals totals;
+  SlotTotals totals;
   {
     MutexLock lock(&state_mutex_);
     totals = CountPages();
@@ -105,12 +105,12 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
   const auto bytes = [&](uint64_t pages) {
     return Bytes(pages * geometry_.page_size().value());
   };
-  KvCacheStatistics statistics;
+  KvCacheStatistics statistics = counted_;
   statistics.sequences =
       static_cast<uint32_t>(sequences_.size() - free_slots_.size());
   statistics.parked_regions = static_cast<uint32_t>(parked_.size());
   statistics.tokens = tokens_;
-  for (const Sequence& sequence : sequences_) {
+  for (const KvSequence& sequence : sequences_) {
     if (sequence.swapped) ++statistics.swapped_sequences;
     if (sequence.region && !sequence.swapped)
       statistics.used = SaturatingAdd(statistics.used, KeptBytes(sequence));
@@ -120,11 +120,7 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
     statistics.swap_taken = swap_space_->taken();
     statistics.swap_pinned = swap_space_->pinned();
   }
-  statistics.swaps_out = swaps_out_;
-  statistics.swaps_in = swaps_in_;
-  statistics.bytes_swapped_out = Bytes(bytes_swapped_out_);
-  statistics.bytes_swapped_in = Bytes(bytes_swapped_in_);
-  const Totals pages = CountPages();
+  const SlotTotals pages = CountPages();
   statistics.committed = bytes(pages.admitted);
   statistics.parked = bytes(pages.parked);
   statistics.cached_prefixes = bytes(pages.cached);
@@ -133,30 +129,13 @@ KvCacheStatistics KvCache::Impl::GetStatistics() const {
       bytes(shared_.excess().admitted + shared_.excess().parked);
   statistics.reserved = bytes((statistics.sequences + parked_.size()) *
                               geometry_.pages().value());
-  statistics.adoptions = adoptions_;
-  statistics.steps = steps_;
-  statistics.steps_without_mapping = steps_without_mapping_;
-  statistics.steps_waited = steps_waited_;
-  statistics.runs_mapped = runs_mapped_;
-  statistics.runs_mapped_ahead = runs_mapped_ahead_;
-  statistics.pages_mapped_ahead = pages_mapped_ahead_;
   statistics.steps_ahead = horizon_.steps();
-  statistics.prompts = prompts_;
-  statistics.prompt_tokens = prompt_tokens_;
-  statistics.prefix_hits = prefix_hits_;
-  statistics.prefix_tokens = prefix_tokens_;
-  statistics.prefixes_evicted = prefixes_evicted_;
   statistics.packed_tails = bytes(tails_.pages().value());
-  statistics.tails_packed = tails_packed_;
-  statistics.windows_kept = windows_kept_;
-  statistics.branches_kept = branches_kept_;
-  statistics.forks = forks_;
-  statistics.pages_unshared = pages_unshared_;
   return statistics;
 }
 
 absl::Status KvCache::Impl::CheckRegion(const KvRegion& region, bool asleep,
-                                        Totals* counted) const {
+                                        SlotTotals* counted) const {
   QUIRE_RETURN_IF_ERROR(region.CheckInvariants());
   for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
     const PageCount live = memory_->CommittedPages(
@@ -179,7 +158,7 @@ absl::Status KvCache::Impl::CheckRegion(const KvRegion& region, bool asleep,
 absl::Status KvCache::Impl::CheckInvariants() const {
   MutexLock operation(&operation_mutex_);
   MutexLock lock(&state_mutex_);
-  Totals counted;
+  SlotTotals counted;
   uint64_t tokens = 0;
   size_t free = 0;
   // While its owner sleeps, the pages of a region are not live, but what it has
@@ -187,7 +166,7 @@ absl::Status KvCache::Impl::CheckInvariants() const {
   const bool asleep =
       !memory_->GetOwnerStatistics(options_.owner).asleep.zero();
   for (size_t slot = 0; slot < sequences_.size(); ++slot) {
-    const Sequence& sequence = sequences_[slot];
+    const KvSequence& sequence = sequences_[slot];
     if (!sequence.region) {
       ++free;
       continue;

@@ -17,7 +17,7 @@ KvCache::Impl::~Impl() {
     (void)memory_->driver()->DestroyStream(copy_stream_);
   if (tail_stream_ != StreamId())
     (void)memory_->driver()->DestroyStream(tail_stream_);
-  for (Sequence& sequence : sequences_) {
+  for (KvSequence& sequence : sequences_) {
     if (sequence.region)
       memory_->ReleaseRange(sequence.region->range(), Fence());
   }
@@ -64,19 +64,19 @@ absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens,
   waiting_.fetch_add(1, std::memory_order_relaxed);
   MutexLock operation(&operation_mutex_);
   waiting_.fetch_sub(1, std::memory_order_relaxed);
-  QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeRegion(tokens));
+  QUIRE_ASSIGN_OR_RETURN(const TakenRegion taken, TakeRegion(tokens));
   {
     MutexLock lock(&state_mutex_);
     taken.region->SetLimit(limit);
   }
-  Demand demand{taken.region, tokens};
+  PageDemand demand{taken.region, tokens};
   const auto mapped = Back(std::span(&demand, 1), options_.headroom);
   MutexLock lock(&state_mutex_);
   if (!mapped.ok()) {
     CloseSlot(taken.slot, taken.stamp);
     return mapped.status();
   }
-  if (taken.stamp != 0) ++adoptions_;
+  if (taken.stamp != 0) ++counted_.adoptions;
   return BeginSequence(taken.slot, tokens);
 }
 
@@ -88,8 +88,7 @@ SequenceId KvCache::Impl::BeginSequence(size_t slot, uint64_t tokens) {
   return IdOf(slot);
 }
 
-absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeRegion(
-    uint64_t tokens) {
+absl::StatusOr<TakenRegion> KvCache::Impl::TakeRegion(uint64_t tokens) {
   // A prefix that would be given up page by page is given up at once where all
   // of its pages are needed: they need not be mapped again.
   const PageCount pages = geometry_.PagesOf(tokens);
@@ -111,7 +110,7 @@ absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeRegion(
   return OpenSlot({std::move(region)});
 }
 
-absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeEmptyRegion() {
+absl::StatusOr<TakenRegion> KvCache::Impl::TakeEmptyRegion() {
   {
     MutexLock lock(&state_mutex_);
     QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
@@ -125,8 +124,7 @@ absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeEmptyRegion() {
   return OpenSlot({std::move(region)});
 }
 
-absl::StatusOr<KvCache::Impl::Taken> KvCache::Impl::TakeHolder(
-    const KvRegion* region) {
+absl::StatusOr<TakenRegion> KvCache::Impl::TakeHolder(const KvRegion* region) {
   MutexLock lock(&state_mutex_);
   QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
   return OpenSlot(parked_.Take(region));
@@ -144,7 +142,7 @@ absl::StatusOr<std::unique_ptr<KvRegion>> KvCache::Impl::ReserveRegion() {
   }
 }
 
-KvCache::Impl::Taken KvCache::Impl::OpenSlot(ParkedRegions::Entry entry) {
+TakenRegion KvCache::Impl::OpenSlot(ParkedRegions::Entry entry) {
   if (free_slots_.empty()) {
     free_slots_.push_back(sequences_.size());
     sequences_.emplace_back();
@@ -171,7 +169,7 @@ void KvCache::Impl::EndSequence(size_t slot) {
 // A stamp says that the sequence never was: the region goes back to where it
 // stood, or, where it was reserved for the sequence, is released.
 void KvCache::Impl::CloseSlot(size_t slot, std::optional<uint64_t> stamp) {
-  Sequence& sequence = sequences_[slot];
+  KvSequence& sequence = sequences_[slot];
   tokens_ -= sequence.length;
   sequence.length = 0;
   ++sequence.generation;
@@ -219,7 +217,7 @@ absl::Status KvCache::Impl::Step(std::span<const SequenceStep> steps) {
   waiting_.fetch_add(1, std::memory_order_relaxed);
   MutexLock operation(&operation_mutex_);
   waiting_.fetch_sub(1, std::memory_order_relaxed);
-  if (branches_ > 0) KeepBranches(steps);
+  if (branches_ > 0 && options_.page_ahead.max_steps == 0) KeepBranches(steps);
   {
     MutexLock lock(&state_mutex_);
     QUIRE_RETURN_IF_ERROR(Examine(steps));
@@ -231,9 +229,12 @@ absl::Status KvCache::Impl::Step(std::span<const SequenceStep> steps) {
   }
   for (const size_t slot : on_shared_pages_)
     QUIRE_RETURN_IF_ERROR(Unshare(slot));
-  QUIRE_ASSIGN_OR_RETURN(const bool mapped, Back(demands_, PageCount(0)));
+  absl::StatusOr<bool> mapped = Back(demands_, PageCount(0));
+  if (absl::IsResourceExhausted(mapped.status()) && LetGoOfBranches(steps))
+    mapped = Back(demands_, PageCount(0));
+  QUIRE_RETURN_IF_ERROR(mapped.status());
   MutexLock lock(&state_mutex_);
-  FinishStep(steps, start, mapped);
+  FinishStep(steps, start, *mapped);
   return absl::OkStatus();
 }
 
@@ -249,7 +250,7 @@ absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
           absl::StrCat("KV cache: a step of sequence ", step.sequence.value(),
                        " to ", step.length, " tokens exceeds the maximum of ",
                        geometry_.max_tokens()));
-    Sequence& sequence = sequences_[*slot];
+    KvSequence& sequence = sequences_[*slot];
     if (step.length < sequence.length ||
         sequence.length + 1 >= sequence.region->drop_at())
       QUIRE_RETURN_IF_ERROR(DropBehindWindows(&sequence, step.length));
@@ -265,7 +266,7 @@ absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
   return absl::OkStatus();
 }
 
-absl::Status KvCache::Impl::ExamineShared(const Sequence& sequence,
+absl::Status KvCache::Impl::ExamineShared(const KvSequence& sequence,
                                           const SequenceStep& step) {
   const SharedSlots* const shared = sequence.region->shared();
   if (shared == nullptr || step.length <= sequence.length ||
@@ -283,7 +284,7 @@ absl::Status KvCache::Impl::ExamineShared(const Sequence& sequence,
 void KvCache::Impl::FinishStep(std::span<const SequenceStep> steps,
                                const StepStart& start, bool mapped) {
   for (const SequenceStep& step : steps) {
-    Sequence& sequence = sequences_[SlotOf(step.sequence)];
+    KvSequence& sequence = sequences_[SlotOf(step.sequence)];
     if (step.length > sequence.length)
       sequence.growth = static_cast<uint32_t>(
           std::min(step.length - sequence.length, kMostTokensOfADecodeStep));
@@ -293,9 +294,9 @@ void KvCache::Impl::FinishStep(std::span<const SequenceStep> steps,
     sequence.stepped = true;
     sequence.region->UseQuietly(step.length);
   }
-  ++steps_;
-  if (!mapped) ++steps_without_mapping_;
-  if (mapped || start.finds_mapping) ++steps_waited_;
+  ++counted_.steps;
+  if (!mapped) ++counted_.steps_without_mapping;
+  if (mapped || start.finds_mapping) ++counted_.steps_waited;
   if (options_.page_ahead.max_steps > 0)
     PlanAhead(start.now,
               PageCount(SaturatingSubtract(CountPages().needed().value(),
@@ -308,7 +309,7 @@ absl::Status KvCache::Impl::Shrink(SequenceId id, uint64_t length,
   MutexLock lock(&state_mutex_);
   const auto slot = FindResident(id);
   if (!slot) return NotResident(id, "shrink");
-  Sequence& sequence = sequences_[*slot];
+  KvSequence& sequence = sequences_[*slot];
   if (length > sequence.length)
     return absl::InvalidArgumentError(
         absl::StrCat("KV cache: sequence ", id.value(), " has ",
@@ -329,7 +330,7 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
   MutexLock lock(&state_mutex_);
   const auto slot = FindSlot(id);
   if (!slot) return NoSuchSequence(id, "release");
-  Sequence& sequence = sequences_[*slot];
+  KvSequence& sequence = sequences_[*slot];
   KvRegion* const region = sequence.region.get();
   QUIRE_RETURN_IF_ERROR(region->SetFence(fence));
   if (sequence.swapped) EndSwap(&sequence, MappedPages(*region));

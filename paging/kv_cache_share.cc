@@ -68,8 +68,9 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
       KeepsAllTokens()
           ? length
           : std::min(length, SaturatingAdd(hit.tokens, options.step_tokens));
-  const absl::StatusOr<Taken> taken = hit.adoptable ? TakeHolder(hit.holder)
-                                      : share       ? TakeEmptyRegion()
+  const absl::StatusOr<TakenRegion> taken = hit.adoptable
+                                                ? TakeHolder(hit.holder)
+                                            : share ? TakeEmptyRegion()
                                                     : TakeRegion(backed);
   absl::Status status = taken.status();
   PageCount headroom = options_.headroom;
@@ -90,7 +91,7 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
                   {hit.tokens, backed, SaturatingAdd(hit.tokens, uint64_t{1})},
                   headroom, options.stream);
   } else if (status.ok()) {
-    Demand demand{taken->region, backed};
+    PageDemand demand{taken->region, backed};
     status = Back(std::span(&demand, 1), headroom).status();
     if (status.ok()) status = UnpackTails(taken->region, options.stream);
   }
@@ -103,17 +104,17 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
     return status;
   }
   if (share) HoldLike(*hit.holder, hit.tokens, taken->region);
-  if (taken->stamp != 0) ++adoptions_;
+  if (taken->stamp != 0) ++counted_.adoptions;
   // Where it has computed a window more than it finds, it pays to keep one.
   if (!KeepsAllTokens() && options.stream != StreamId() &&
       options.stream == options_.stream &&
       hit.known >= SaturatingAdd(hit.tokens, LongestWindow()))
     SetBranch(taken->region, hit.known);
-  ++prompts_;
-  prompt_tokens_ += length;
-  prefix_hits_ += hit.tokens > 0 ? 1 : 0;
-  prefix_tokens_ += hit.tokens;
-  Sequence& sequence = sequences_[taken->slot];
+  ++counted_.prompts;
+  counted_.prompt_tokens += length;
+  counted_.prefix_hits += hit.tokens > 0 ? 1 : 0;
+  counted_.prefix_tokens += hit.tokens;
+  KvSequence& sequence = sequences_[taken->slot];
   sequence.priority = options.priority;
   sequence.retain_until = options.retain_until;
   if (taken->region->prefix() != PrefixEntryId())
@@ -138,7 +139,7 @@ absl::Status KvCache::Impl::Publish(SequenceId id,
   MutexLock lock(&state_mutex_);
   const auto slot = FindResident(id);
   if (!slot) return NotResident(id, "publish");
-  const Sequence& sequence = sequences_[*slot];
+  const KvSequence& sequence = sequences_[*slot];
   if (tokens.size() > sequence.length)
     return absl::InvalidArgumentError(absl::StrCat(
         "KV cache: sequence ", id.value(), " has ", sequence.length,
@@ -187,14 +188,14 @@ absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
     MutexLock lock(&state_mutex_);
     const auto slot = FindResident(parent);
     if (!slot) return NotResident(parent, "fork");
-    const Sequence& sequence = sequences_[*slot];
+    const KvSequence& sequence = sequences_[*slot];
     holder = sequence.region.get();
     length = sequence.length;
     priority = sequence.priority;
     retain_until = sequence.retain_until;
     stepped = sequence.stepped;
   }
-  QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeEmptyRegion());
+  QUIRE_ASSIGN_OR_RETURN(const TakenRegion taken, TakeEmptyRegion());
   {
     MutexLock lock(&state_mutex_);
     taken.region->SetLimit(holder->limit());
@@ -209,7 +210,7 @@ absl::StatusOr<SequenceId> KvCache::Impl::Fork(SequenceId parent,
   HoldLike(*holder, length, taken.region);
   sequences_[taken.slot].priority = priority;
   sequences_[taken.slot].retain_until = retain_until;
-  ++forks_;
+  ++counted_.forks;
   const SequenceId child = BeginSequence(taken.slot, length);
   sequences_[taken.slot].stepped = stepped;
   return child;
@@ -395,14 +396,14 @@ absl::Status KvCache::Impl::Unshare(size_t sequence) {
     QUIRE_RETURN_IF_ERROR(status);
     shared_.Strike(region, group, static_cast<size_t>(slot));
     PublishReclaimable();
-    ++pages_unshared_;
+    ++counted_.pages_unshared;
   }
   return absl::OkStatus();
 }
 
 // The sequence ends before the first row that is gone.
 void KvCache::Impl::LosePage(size_t slot, uint32_t group, uint64_t page) {
-  Sequence& sequence = sequences_[slot];
+  KvSequence& sequence = sequences_[slot];
   KvRegion* const region = sequence.region.get();
   const uint64_t left =
       std::min(sequence.length, page * geometry_.page_size().value() /

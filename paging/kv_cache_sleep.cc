@@ -15,7 +15,7 @@ void KvCache::Impl::AfterWake(OwnerId owner) {
   if (!memory_->owners()->IsWithin(options_.owner, owner)) return;
   MutexLock lock(&state_mutex_);
   std::vector<KvRegion*> regions = parked_.OldestFirst();
-  for (const Sequence& sequence : sequences_) {
+  for (const KvSequence& sequence : sequences_) {
     if (sequence.region) regions.push_back(sequence.region.get());
   }
   SharedPages::NewHandles handles;

@@ -72,7 +72,7 @@ absl::Status KvCache::Impl::SwapOut(SequenceId id, const Fence& fence) {
   MutexLock lock(&state_mutex_);
   const auto slot = FindResident(id);
   if (!slot) return NotResident(id, "swap out");
-  Sequence& sequence = sequences_[*slot];
+  KvSequence& sequence = sequences_[*slot];
   KvRegion* const region = sequence.region.get();
   if (region->damaged())
     return absl::FailedPreconditionError(
@@ -100,7 +100,7 @@ absl::Status KvCache::Impl::SwapOut(SequenceId id, const Fence& fence) {
   Retreat(region, kept);
   tokens_ -= sequence.length;
   sequence.swapped = std::move(rows);
-  ++swaps_out_;
+  ++counted_.swaps_out;
   return absl::OkStatus();
 }
 
@@ -161,10 +161,11 @@ absl::Status KvCache::Impl::CopyPages(DeviceAddress pages, std::byte* host,
                                       Bytes size, SwapDirection direction) {
   Driver* const driver = memory_->driver();
   if (direction == SwapDirection::kOut) {
-    bytes_swapped_out_ += size.value();
+    counted_.bytes_swapped_out =
+        SaturatingAdd(counted_.bytes_swapped_out, size);
     return driver->CopyToHost(host, pages, size, copy_stream_);
   }
-  bytes_swapped_in_ += size.value();
+  counted_.bytes_swapped_in = SaturatingAdd(counted_.bytes_swapped_in, size);
   return driver->CopyToDevice(pages, host, size, copy_stream_);
 }
 
@@ -259,11 +260,11 @@ absl::Status KvCache::Impl::SwapIn(SequenceId id) {
     Retreat(region, mapped);
     return status;
   }
-  Sequence& sequence = sequences_[index];
+  KvSequence& sequence = sequences_[index];
   ShowReturned(id, region, *rows);
   EndSwap(&sequence, mapped);
   sequence.batch = batch_;
-  ++swaps_in_;
+  ++counted_.swaps_in;
   return absl::OkStatus();
 }
 
@@ -361,7 +362,7 @@ absl::Status KvCache::Impl::ReadIn(KvRegion* region, const SwappedRows& rows,
   return fence.Wait();
 }
 
-void KvCache::Impl::EndSwap(Sequence* sequence,
+void KvCache::Impl::EndSwap(KvSequence* sequence,
                             std::span<const PageCount> mapped) {
   for (uint32_t group = 0; group < mapped.size(); ++group) {
     for (uint64_t slot = 0; slot < mapped[group].value(); ++slot)
@@ -393,7 +394,7 @@ void KvCache::Impl::ReclaimSwapped(PageCount wanted, PageCount* given) {
   // A page that several have is free with the last of them.
   for (bool progress = true; progress && *given < wanted;) {
     progress = false;
-    for (Sequence& sequence : sequences_) {
+    for (KvSequence& sequence : sequences_) {
       if (*given >= wanted) return;
       KvRegion* const region = sequence.region.get();
       if (!sequence.swapped || region->spare().zero()) continue;
@@ -423,7 +424,7 @@ void KvCache::Impl::ReclaimSwapped(PageCount wanted, PageCount* given) {
 absl::Status KvCache::Impl::CheckSwapped() const {
   absl::flat_hash_map<PageHandle, uint64_t> mapped;
   for (size_t slot = 0; slot < sequences_.size(); ++slot) {
-    const Sequence& sequence = sequences_[slot];
+    const KvSequence& sequence = sequences_[slot];
     if (!sequence.swapped) continue;
     const KvRegion& region = *sequence.region;
     if (region.parked() || region.used_tokens() != 0 ||

@@ -114,7 +114,7 @@ bool KvCache::Impl::Pack(std::span<const LooseTail> loose) {
     for (const PackedTail& tail : packed) tails_.Free(tail.tail);
     return false;
   }
-  tails_packed_ += packed.size();
+  counted_.tails_packed += packed.size();
   for (const PackedTail& tail : packed) {
     // A refusal is the region's damage, which its next user sees.
     Decommit(region, {tail.group, tail.slot,
@@ -212,7 +212,7 @@ absl::Status KvCache::Impl::CheckTails() const {
       tails.push_back(&tail.tail);
     }
   }
-  for (const Sequence& sequence : sequences_) {
+  for (const KvSequence& sequence : sequences_) {
     if (sequence.region && !sequence.region->packed().empty())
       return absl::InternalError("a sequence has packed tails");
   }

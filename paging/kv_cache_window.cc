@@ -30,7 +30,7 @@ void KvCache::Impl::EndBatch(const Fence& fence) {
   batch_fence_ = fence;
 }
 
-absl::Status KvCache::Impl::CheckGoingBack(const Sequence& sequence,
+absl::Status KvCache::Impl::CheckGoingBack(const KvSequence& sequence,
                                            uint64_t length) const {
   if (sequence.region->CanGoBackTo(length)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -38,7 +38,7 @@ absl::Status KvCache::Impl::CheckGoingBack(const Sequence& sequence,
       length, ": tokens in its window were dropped"));
 }
 
-absl::Status KvCache::Impl::DropBehindWindows(Sequence* sequence,
+absl::Status KvCache::Impl::DropBehindWindows(KvSequence* sequence,
                                               uint64_t length) {
   KvRegion* const region = sequence->region.get();
   // A step that goes back computes its last token anew, or none.
@@ -53,6 +53,7 @@ absl::Status KvCache::Impl::DropBehindWindows(Sequence* sequence,
         next, sequence->length - sequence->length % index_.block_tokens() + 1);
   if (next < region->drop_at() || sequence->batch == batch_)
     return absl::OkStatus();
+  if (HoldsForBranch(region)) next = std::min(next, region->branch() + 1);
   QUIRE_RETURN_IF_ERROR(region->SetOlderFence(batch_fence_));
   Modify(region, [&](KvRegion* r) { r->DropBehind(next); });
   if (region->prefix() != PrefixEntryId())
@@ -72,7 +73,7 @@ void KvCache::Impl::ReturnDropped() {
   MutexLock lock(&state_mutex_);
   if (!dropped_) return;
   dropped_ = false;
-  for (const Sequence& sequence : sequences_) {
+  for (const KvSequence& sequence : sequences_) {
     if (!sequence.region || sequence.region->behind().zero()) continue;
     if (sequence.region->FenceIsComplete()) {
       GiveBack(sequence.region.get(), sequence.region->behind()).IgnoreError();
@@ -80,62 +81,6 @@ void KvCache::Impl::ReturnDropped() {
       dropped_ = true;
     }
   }
-}
-
-uint64_t KvCache::Impl::LongestWindow() const {
-  uint64_t longest = 0;
-  for (uint32_t kind = 0; kind < geometry_.layout().kinds().size(); ++kind)
-    longest = std::max(longest, bare_.kept_kind(kind).window);
-  return longest;
-}
-
-void KvCache::Impl::SetBranch(KvRegion* region, uint64_t tokens) {
-  branches_ -= region->branch() > 0 ? 1 : 0;
-  branches_ += tokens > 0 ? 1 : 0;
-  region->set_branch(tokens);
-}
-
-void KvCache::Impl::KeepBranches(std::span<const SequenceStep> steps) {
-  for (const SequenceStep& step : steps) {
-    KvRegion* region = nullptr;
-    uint64_t branch = 0;
-    {
-      MutexLock lock(&state_mutex_);
-      const auto slot = FindResident(step.sequence);
-      if (!slot) continue;
-      region = sequences_[*slot].region.get();
-      branch = region->branch();
-      // What was published is computed.
-      if (branch == 0 || region->prefix() == PrefixEntryId() ||
-          index_.TokensOf(region->prefix()) < branch)
-        continue;
-      SetBranch(region, 0);
-      if (!region->CanGoBackTo(branch)) continue;
-    }
-    // Where memory or sequences are short, there is none: nobody counts on it.
-    KeepBranch(region, branch).IgnoreError();
-  }
-}
-
-// A fork that ends at once.
-absl::Status KvCache::Impl::KeepBranch(KvRegion* holder, uint64_t tokens) {
-  QUIRE_ASSIGN_OR_RETURN(const Taken taken, TakeEmptyRegion());
-  {
-    MutexLock lock(&state_mutex_);
-    taken.region->SetLimit(options_.limit);
-  }
-  absl::Status status =
-      ShareRows(holder, taken.region, {tokens, tokens, tokens + 1},
-                options_.headroom, options_.stream);
-  MutexLock lock(&state_mutex_);
-  if (!status.ok()) {
-    CloseSlot(taken.slot, taken.stamp);
-    return status;
-  }
-  HoldLike(*holder, tokens, taken.region);
-  EndSequence(taken.slot);
-  ++branches_kept_;
-  return status;
 }
 
 // The pages of the window lie in the store, too, before the region gives them
@@ -168,7 +113,7 @@ void KvCache::Impl::KeepLastWindows(KvRegion* region) {
     region->AddCooling(region->fence(), /*shared=*/true);
   region->set_packed(std::move(windows));
   index_.KeepEnd(prefix);
-  ++windows_kept_;
+  ++counted_.windows_kept;
 }
 
 absl::StatusOr<PackedTail> KvCache::Impl::TakeLastWindow(const KvRegion& region,
@@ -206,12 +151,12 @@ absl::StatusOr<KvKeptTokens> KvCache::Impl::Kept(SequenceId id,
   MutexLock lock(&state_mutex_);
   const auto slot = FindSlot(id);
   if (!slot) return NoSuchSequence(id, "look at");
-  const Sequence& sequence = sequences_[*slot];
+  const KvSequence& sequence = sequences_[*slot];
   const uint32_t kind = layout.GroupKind(layout.PlaceOf(layer).keys.group);
   return KeptTokens(sequence.region->kept_kind(kind), sequence.length);
 }
 
-Bytes KvCache::Impl::KeptBytes(const Sequence& sequence) const {
+Bytes KvCache::Impl::KeptBytes(const KvSequence& sequence) const {
   const KvLayout& layout = geometry_.layout();
   if (sequence.region->drop_at() == UINT64_MAX)
     return Bytes(sequence.length * layout.TokenBytes().value());

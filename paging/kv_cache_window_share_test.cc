@@ -12,6 +12,7 @@
 
 #include "alloc/testing/fault_sweep.h"
 #include "paging/kv_cache_share_testing.h"
+#include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
@@ -29,12 +30,14 @@ class KvCacheWindowShareTest : public ::testing::Test {
   }
   // Two groups of 256-byte rows, 16 tokens a page: first the layers with the
   // window, then those without.
-  void Make(uint64_t sinks, const KvTokenLimit& limit = {}) {
+  void Make(uint64_t sinks, const KvTokenLimit& limit = {},
+            uint32_t steps_ahead = 0) {
     KvCacheOptions options = CacheOptions(640);
     options.prefix_block_tokens = 8;
     options.eager_reclaim = true;
     options.limit = limit;
     options.stream = stream_;
+    options.page_ahead.max_steps = steps_ahead;
     cache_ = MakeCache(&device_, WindowTestLayout(kWindow, sinks), options);
   }
   PromptAdmission Prompt(const Tokens& tokens) {
@@ -50,16 +53,33 @@ class KvCacheWindowShareTest : public ::testing::Test {
                     admission.cached_tokens);
     return admission;
   }
-  // Decodes to `length` tokens, in steps of one.
-  void Decode(SequenceId id, Tokens* tokens, uint64_t length) {
+  // Decodes to `length` tokens, in steps of one, between which the cache works
+  // ahead if it does that.
+  void Decode(SequenceId id, Tokens* tokens, uint64_t length,
+              bool ahead = true) {
     while (tokens->size() < length) {
       cache_->EndBatch(Fence());
       tokens->push_back(static_cast<int32_t>(tokens->size()));
       ASSERT_TRUE(Step(cache_.get(), id, tokens->size()).ok());
+      if (ahead) {
+        ASSERT_TRUE(cache_->PrepareAhead().ok());
+        EXPECT_TRUE(cache_->CheckInvariants().ok())
+            << cache_->CheckInvariants();
+      }
       TokenRows(*cache_, id).Write(*tokens, tokens->size() - 1);
       ASSERT_EQ(TokenRows(*cache_, id).FirstWrong(*tokens, tokens->size()),
                 tokens->size());
     }
+  }
+
+  // A sequence that began with `common` and went on is gone: prompts that begin
+  // so find nothing, and show where they part from it.
+  void MakeKnown(const Tokens& common) {
+    Tokens text = Concat(common, TokensFrom(1000, 20));
+    const SequenceId id = Prompt(text).sequence;
+    Decode(id, &text, 200);
+    EXPECT_TRUE(cache_->Publish(id, text).ok());
+    Release(cache_.get(), id);
   }
 
   TestDevice device_{100};
@@ -279,42 +299,132 @@ TEST_F(KvCacheWindowShareTest, WhereSequencesPartAWindowIsKept) {
   }
 }
 
+// With page-ahead the window is kept while the device computes: the step that
+// leaves it behind calls no driver, and neither does the one after it.
+TEST_F(KvCacheWindowShareTest, NoStepWaitsForAWindowThatIsKept) {
+  Make(0, {}, /*steps_ahead=*/4);
+  const Tokens common = TokensFrom(0, 100);
+  for (int i = 1; i <= 4; ++i) {
+    Tokens text = Concat(common, TokensFrom(1000 * i, 20));
+    const PromptAdmission admission = Prompt(text);
+    EXPECT_EQ(admission.cached_tokens, i < 3 ? 0u : 96u);
+    // The first step says how far ahead to map.
+    Decode(admission.sequence, &text, 121);
+    const uint64_t waited = cache_->GetStatistics().steps_waited;
+    Decode(admission.sequence, &text, 200);
+    EXPECT_EQ(cache_->GetStatistics().steps_waited, waited);
+    EXPECT_TRUE(cache_->Publish(admission.sequence, text).ok());
+    EXPECT_EQ(cache_->GetStatistics().branches_kept, i == 1 ? 0u : 1u);
+    Release(cache_.get(), admission.sequence);
+  }
+}
+
+// The step behind the place leaves the windows there, and the one after it
+// does not, whether they were kept meanwhile or not.
+TEST_F(KvCacheWindowShareTest, AWindowWaitsForOneStepToBeKept) {
+  for (const bool in_time : {true, false}) {
+    cache_.reset();
+    Make(0, {}, /*steps_ahead=*/4);
+    const Tokens common = TokensFrom(0, 100);
+    MakeKnown(common);
+    Tokens text = Concat(common, TokensFrom(2000, 60));
+    const SequenceId id = Prompt(text).sequence;
+    const Bytes before = cache_->GetStatistics().reclaimable;
+    Decode(id, &text, 161, /*ahead=*/false);
+    // Tokens 57 on are what the token behind the first 96 sees: three pages
+    // are behind that.
+    EXPECT_EQ(cache_->GetStatistics().reclaimable,
+              SaturatingAdd(before, KiB(4 * 3)));
+    if (in_time) {
+      ASSERT_TRUE(cache_->PrepareAhead().ok());
+    }
+    Decode(id, &text, 162, /*ahead=*/false);
+    // Tokens 121 on: seven pages.
+    if (!in_time) {
+      EXPECT_EQ(cache_->GetStatistics().reclaimable,
+                SaturatingAdd(before, KiB(4 * 7)));
+    }
+    ASSERT_TRUE(cache_->PrepareAhead().ok());
+    EXPECT_EQ(cache_->GetStatistics().branches_kept, in_time ? 1u : 0u);
+    Release(cache_.get(), id);
+    EXPECT_EQ(Prompt(Concat(common, {1, 2, 3})).cached_tokens,
+              in_time ? 96u : 0u);
+  }
+}
+
+// All memory is taken, and seven pages of it are held for a prefix to be.
+TEST_F(KvCacheWindowShareTest, AWindowIsNotHeldFromAStepThatLacksPages) {
+  Make(0, {}, /*steps_ahead=*/4);
+  const Tokens common = TokensFrom(0, 50);
+  MakeKnown(common);
+  Tokens text = Concat(common, TokensFrom(2000, 110));
+  const SequenceId id = Prompt(text).sequence;
+  Taker taker(&device_, 100);
+  ASSERT_TRUE(taker.Take(80).ok());
+  ASSERT_EQ(cache_->GetStatistics().reclaimable, Bytes(0));
+  Decode(id, &text, 161, /*ahead=*/false);  // two pages more
+  ASSERT_TRUE(cache_->PrepareAhead().ok());
+  EXPECT_EQ(cache_->GetStatistics().branches_kept, 0u);
+  Release(cache_.get(), id);
+}
+
+// The prefix takes the three pages of tokens 9 to 47, of layers with the
+// window, where they are free at once.
+TEST_F(KvCacheWindowShareTest, WhereMemoryIsShortNoWindowIsKept) {
+  for (const uint64_t left : {2, 3}) {
+    cache_.reset();
+    Make(0, {}, /*steps_ahead=*/4);
+    const Tokens common = TokensFrom(0, 50);
+    MakeKnown(common);
+    Tokens text = Concat(common, TokensFrom(2000, 110));
+    const SequenceId id = Prompt(text).sequence;
+    {
+      Taker taker(&device_, 100);
+      ASSERT_TRUE(taker.Take(80 - left - 2).ok());
+      Decode(id, &text, 161, /*ahead=*/false);
+      ASSERT_TRUE(cache_->PrepareAhead(0).ok());
+      EXPECT_EQ(cache_->GetStatistics().branches_kept, left - 2);
+      Decode(id, &text, 200);
+    }
+    Release(cache_.get(), id);
+  }
+}
+
 // A sequence comes to where it parts from another one, drops what is behind its
 // window, and ends. What the driver refuses of that costs what would be kept
 // for prompts at most.
 TEST_F(KvCacheWindowShareTest, WhatTheDriverRefusesIsNotKept) {
   const Tokens common = TokensFrom(0, 100);
   const Tokens text = Concat(common, TokensFrom(2000, 60));
-  SequenceId id;
-  FailEachDriverCall(
-      device_.driver(), absl::StatusCode::kUnknown,
-      [&] {
-        cache_.reset();
-        Make(20);
-        Tokens first = Concat(common, TokensFrom(1000, 20));
-        const SequenceId parted = Prompt(first).sequence;
-        Decode(parted, &first, 200);
-        EXPECT_TRUE(cache_->Publish(parted, first).ok());
-        Release(cache_.get(), parted);
-        id = Prompt(text).sequence;
-      },
-      [&] {
-        cache_->EndBatch(Fence());
-        const SequenceStep step = {id, text.size() + 1};
-        const absl::Status status = cache_->Step(std::span(&step, 1));
-        return status.ok() ? cache_->Release(id, Fence()) : status;
-      },
-      [&](const absl::Status& status, bool) {
-        if (!status.ok()) Release(cache_.get(), id);
-        EXPECT_TRUE(cache_->CheckInvariants().ok())
-            << cache_->CheckInvariants();
-        EXPECT_TRUE(device_.memory()->CheckInvariants().ok())
-            << device_.memory()->CheckInvariants();
-        const PromptAdmission next =
-            Prompt(Concat(common, TokensFrom(3000, 30)));
-        EXPECT_TRUE(next.cached_tokens == 96 || next.cached_tokens == 32)
-            << next.cached_tokens;
-      });
+  for (const uint32_t steps_ahead : {0, 4}) {
+    SequenceId id;
+    FailEachDriverCall(
+        device_.driver(), absl::StatusCode::kUnknown,
+        [&] {
+          cache_.reset();
+          Make(20, {}, steps_ahead);
+          MakeKnown(common);
+          id = Prompt(text).sequence;
+        },
+        [&] {
+          cache_->EndBatch(Fence());
+          const SequenceStep step = {id, text.size() + 1};
+          QUIRE_RETURN_IF_ERROR(cache_->Step(std::span(&step, 1)));
+          QUIRE_RETURN_IF_ERROR(cache_->PrepareAhead().status());
+          return cache_->Release(id, Fence());
+        },
+        [&](const absl::Status& status, bool) {
+          if (!status.ok()) Release(cache_.get(), id);
+          EXPECT_TRUE(cache_->CheckInvariants().ok())
+              << cache_->CheckInvariants();
+          EXPECT_TRUE(device_.memory()->CheckInvariants().ok())
+              << device_.memory()->CheckInvariants();
+          const PromptAdmission next =
+              Prompt(Concat(common, TokensFrom(3000, 30)));
+          EXPECT_TRUE(next.cached_tokens == 96 || next.cached_tokens == 32)
+              << next.cached_tokens;
+        });
+  }
 }
 
 TEST_F(KvCacheWindowShareTest, WithoutAStreamNothingIsShared) {

@@ -253,7 +253,14 @@ class KvRegion {
   // Tokens after which the sequence parts from others; 0: nothing is known of
   // that, or it is past.
   uint64_t branch() const { return branch_; }
-  void set_branch(uint64_t tokens) { branch_ = tokens; }
+  void set_branch(uint64_t tokens) {
+    branch_ = tokens;
+    branch_held_ = false;
+  }
+  // Whether a step has left the windows there where they were, for a prefix
+  // that is to be made of them.
+  bool branch_held() const { return branch_held_; }
+  void hold_branch() { branch_held_ = true; }
   // Rows of the prefix that lie in the tail store, at most one tail a group:
   // only parked regions have any.
   std::span<const PackedTail> packed() const { return packed_; }
@@ -314,6 +321,7 @@ class KvRegion {
   bool unsharing_ = false;
   PrefixEntryId prefix_;
   uint64_t branch_ = 0;
+  bool branch_held_ = false;
   std::vector<PackedTail> packed_;
 };
 
