@@ -24,6 +24,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -36,7 +37,9 @@ namespace quire {
 
 class BlockPool {
  public:
-  explicit BlockPool(uint32_t blocks) : size_(blocks) {}
+  // Of each table of the cache whether it is a chain (BlockPrefixIndex).
+  explicit BlockPool(uint32_t blocks, std::vector<bool> chains = {true})
+      : size_(blocks), index_(std::move(chains)) {}
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 

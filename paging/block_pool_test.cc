@@ -12,12 +12,21 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// Takes a block and puts it into the index.
-BlockId TakeIndexed(BlockPool* pool, BlockId parent, int32_t token) {
+// Takes a block and puts it into the index, behind another one or at the start.
+BlockId TakeIndexed(BlockPool* pool, BlockPrefixIndex::PlaceId* place,
+                    int32_t token) {
   const auto block = pool->Take();
   EXPECT_TRUE(block);
-  pool->index().Insert(parent, Tokens{token}, *block);
+  BlockPrefixIndex& index = pool->index();
+  const BlockPrefixIndex::PlaceId before = *place;
+  *place = index.Hold(before, Tokens{token});
+  index.Insert(*place, 0, *block);
+  index.LetGo(*place);
   return *block;
+}
+BlockId TakeIndexed(BlockPool* pool, int32_t token) {
+  BlockPrefixIndex::PlaceId start = BlockPrefixIndex::kStart;
+  return TakeIndexed(pool, &start, token);
 }
 
 void Check(const BlockPool& pool) {
@@ -44,7 +53,7 @@ TEST(BlockPoolTest, EveryBlockIsTakenOnce) {
 TEST(BlockPoolTest, APoolOfAnySizeKeepsBooksOfWhatWasUsed) {
   constexpr uint32_t kBlocks = UINT32_MAX - 1;
   BlockPool pool(kBlocks);
-  const BlockId a = TakeIndexed(&pool, kNoBlock, 1);
+  const BlockId a = TakeIndexed(&pool, 1);
   const BlockId b = *pool.Take();
   EXPECT_EQ(pool.free(), kBlocks - 2);
   EXPECT_EQ(pool.references(kBlocks - 1), 0u);
@@ -59,8 +68,8 @@ TEST(BlockPoolTest, APoolOfAnySizeKeepsBooksOfWhatWasUsed) {
 
 TEST(BlockPoolTest, KeptBlocksGoLastAndLeastRecentlyUsedFirst) {
   BlockPool pool(4);
-  const BlockId a = TakeIndexed(&pool, kNoBlock, 1);
-  const BlockId b = TakeIndexed(&pool, kNoBlock, 2);
+  const BlockId a = TakeIndexed(&pool, 1);
+  const BlockId b = TakeIndexed(&pool, 2);
   const BlockId plain = *pool.Take();
   pool.Unreference(b, Fence());
   pool.Unreference(a, Fence());
@@ -83,13 +92,32 @@ TEST(BlockPoolTest, KeptBlocksGoLastAndLeastRecentlyUsedFirst) {
 
 TEST(BlockPoolTest, AChainIsEvictedFromItsEndWhateverTheOrder) {
   BlockPool pool(3);
-  const BlockId a = TakeIndexed(&pool, kNoBlock, 1);
-  const BlockId b = TakeIndexed(&pool, a, 2);
-  const BlockId c = TakeIndexed(&pool, b, 3);
+  BlockPrefixIndex::PlaceId place = BlockPrefixIndex::kStart;
+  const BlockId a = TakeIndexed(&pool, &place, 1);
+  const BlockId b = TakeIndexed(&pool, &place, 2);
+  const BlockId c = TakeIndexed(&pool, &place, 3);
   for (const BlockId block : {a, b, c}) pool.Unreference(block, Fence());
   EXPECT_EQ(pool.Take(), c);
   EXPECT_EQ(pool.Take(), b);
   EXPECT_EQ(pool.Take(), a);
+  Check(pool);
+}
+
+// What is behind a window serves without what lies before it.
+TEST(BlockPoolTest, BlocksOfAWindowAreEvictedInTheOrderOfUse) {
+  BlockPool pool(3, /*chains=*/{false});
+  BlockPrefixIndex::PlaceId place = BlockPrefixIndex::kStart;
+  const BlockId a = TakeIndexed(&pool, &place, 1);
+  const BlockId b = TakeIndexed(&pool, &place, 2);
+  const BlockId c = TakeIndexed(&pool, &place, 3);
+  for (const BlockId block : {a, b, c}) pool.Unreference(block, Fence());
+  EXPECT_EQ(pool.Take(), a);
+  EXPECT_EQ(pool.Take(), b);
+  Check(pool);
+  EXPECT_EQ(pool.index().BlockAt(place, 0), c);
+  EXPECT_EQ(pool.index().places(), 3u);
+  EXPECT_EQ(pool.Take(), c);
+  EXPECT_EQ(pool.index().places(), 0u);
   Check(pool);
 }
 
@@ -150,10 +178,12 @@ TEST_F(BlockPoolFenceTest, TheFencesOfAllHoldersCount) {
 
 TEST_F(BlockPoolFenceTest, ACoolingBlockServesThoseWhoFindItAndStillCools) {
   BlockedStream stream(device_.driver());
-  const BlockId a = TakeIndexed(&pool_, kNoBlock, 1);
+  const BlockId a = TakeIndexed(&pool_, 1);
   pool_.Take();
   pool_.Unreference(a, stream.Record());
-  EXPECT_EQ(pool_.index().Find(kNoBlock, Tokens{1}), a);
+  const auto place = pool_.index().Find(BlockPrefixIndex::kStart, Tokens{1});
+  ASSERT_TRUE(place);
+  EXPECT_EQ(pool_.index().BlockAt(*place, 0), a);
   pool_.Reference(a);
   EXPECT_EQ(pool_.free(), 0u);
   Check(pool_);

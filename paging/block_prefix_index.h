@@ -1,11 +1,17 @@
-// Which block holds the rows of which tokens: the prefix cache of the
+// Which blocks hold the rows of which tokens: the prefix cache of the
 // block-table cache.
 //
-// A tree: a block is found by the block before it and its own tokens, so that a
-// prompt is looked up block by block, from its start. Tokens are compared,
-// never trusted to their hash, which is keyed. A block must stay while another
-// stands behind it, or that one would be found no more: only leaves may be
-// removed.
+// A tree of *places*: a place is found by the place before it and the tokens of
+// its block, so that a prompt is looked up block by block, from its start.
+// Tokens are compared, never trusted to their hash, which is keyed. In a place
+// there may be a block of each *table* of the cache: layers that keep other
+// tokens have blocks of their own. A place exists as long as it has a block,
+// stands before another one, or is held.
+//
+// A table is a *chain* where it keeps all tokens: a block is of use only as
+// long as those of the places before it are there, so that of these only leaves
+// may be removed. Blocks of other tables are of use wherever those of one
+// window are left.
 //
 // Thread-compatible. O(tokens of a block) each.
 
@@ -16,73 +22,105 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "paging/siphash.h"
 
 namespace quire {
 
-// A block's place in its pool.
+// A block's number in its pool.
 using BlockId = uint32_t;
-// Before the first block of a prompt.
 inline constexpr BlockId kNoBlock = UINT32_MAX;
 
 class BlockPrefixIndex {
  public:
-  BlockPrefixIndex()
-      : blocks_(0, Hash{&entries_, SipHashKey::Random()}, Equal{&entries_}) {}
+  using PlaceId = uint32_t;
+  // Before the first block of a prompt.
+  static constexpr PlaceId kStart = UINT32_MAX;
+
+  // Of each table whether it is a chain.
+  explicit BlockPrefixIndex(std::vector<bool> chains = {true})
+      : chains_(std::move(chains)),
+        found_(0, Hash{&places_, SipHashKey::Random()}, Equal{&places_}) {}
   BlockPrefixIndex(const BlockPrefixIndex&) = delete;
   BlockPrefixIndex& operator=(const BlockPrefixIndex&) = delete;
 
-  // The block with `tokens` behind `parent`.
-  std::optional<BlockId> Find(BlockId parent,
+  // The place with `tokens` behind `before`.
+  std::optional<PlaceId> Find(PlaceId before,
                               std::span<const int32_t> tokens) const;
-  // REQUIRES: `block` is not here; Find(parent, tokens) finds nothing; `parent`
-  // is here, or kNoBlock.
-  void Insert(BlockId parent, std::span<const int32_t> tokens, BlockId block);
-  bool Contains(BlockId block) const {
-    return block < entries_.size() && blocks_.contains(block);
+  // The same, which is made where there is none, and held.
+  PlaceId Hold(PlaceId before, std::span<const int32_t> tokens);
+  // Holds are counted. kStart needs none.
+  void Hold(PlaceId place);
+  void LetGo(PlaceId place);
+  // REQUIRES, of both: not kStart.
+  PlaceId Before(PlaceId place) const { return places_[place].before; }
+  // kNoBlock: there is none.
+  BlockId BlockAt(PlaceId place, uint32_t table) const {
+    return places_[place].blocks[table];
   }
-  // REQUIRES, of all below: `block` is here.
-  BlockId Parent(BlockId block) const { return entries_[block].parent; }
-  bool IsLeaf(BlockId block) const { return entries_[block].children == 0; }
+
+  // REQUIRES: neither is the block here, nor one of the table in this place.
+  void Insert(PlaceId place, uint32_t table, BlockId block);
+  bool Contains(BlockId block) const {
+    return block < where_.size() && where_[block].place != kStart;
+  }
+  // Whether removing the block leaves none that is of no use without it.
+  // REQUIRES: it is here.
+  bool IsLeaf(BlockId block) const;
   // REQUIRES: a leaf.
   void Remove(BlockId block);
 
-  size_t size() const { return blocks_.size(); }
+  size_t blocks() const { return blocks_; }
+  size_t places() const { return found_.size(); }
   absl::Status CheckInvariants() const;
 
  private:
-  // Of a block that is here.
-  struct Entry {
-    BlockId parent = kNoBlock;
-    uint32_t children = 0;
+  struct Place {
+    PlaceId before = kStart;
+    uint32_t uses = 0;  // blocks here, places behind it, and holds
     std::vector<int32_t> tokens;
+    absl::InlinedVector<BlockId, 2> blocks;  // by table
+    // Places behind it that have a block of the table.
+    absl::InlinedVector<uint32_t, 2> followers;
   };
-  using Entries = std::vector<Entry>;
+  using Places = std::vector<Place>;
+  struct Where {
+    PlaceId place = kStart;
+    uint32_t table = 0;
+  };
   struct Key {
-    BlockId parent;
+    PlaceId before;
     std::span<const int32_t> tokens;
   };
-  // The set holds ids only: what they stand for is in the entries.
+  // The set holds ids only: what they stand for is in the places.
   struct Hash {
     using is_transparent = void;
-    const Entries* entries;
+    const Places* places;
     SipHashKey key;
-    size_t operator()(const Key& block) const;
-    size_t operator()(BlockId block) const;
+    size_t operator()(const Key& place) const;
+    size_t operator()(PlaceId place) const;
   };
   struct Equal {
     using is_transparent = void;
-    const Entries* entries;
-    bool operator()(BlockId a, BlockId b) const { return a == b; }
-    bool operator()(BlockId block, const Key& key) const;
+    const Places* places;
+    bool operator()(PlaceId a, PlaceId b) const { return a == b; }
+    bool operator()(PlaceId place, const Key& key) const;
   };
 
-  Entries entries_;  // up to the largest block that was ever here
-  absl::flat_hash_set<BlockId, Hash, Equal> blocks_;
+  // The place, and those before it, go when nothing uses them any more.
+  void EndUse(PlaceId place);
+
+  const std::vector<bool> chains_;
+  Places places_;
+  std::vector<PlaceId> free_places_;
+  absl::flat_hash_set<PlaceId, Hash, Equal> found_;
+  std::vector<Where> where_;  // up to the largest block that was ever here
+  size_t blocks_ = 0;
 };
 
 }  // namespace quire

@@ -59,42 +59,106 @@ SequenceId BlockTableCacheImpl::Insert(Sequence sequence) {
   return id;
 }
 
-std::vector<BlockId> BlockTableCacheImpl::FindPrefix(
+// Of a table with a window, those of one window are enough, wherever they are
+// left: the longest beginning behind which all tables have what they need.
+std::vector<BlockTableCacheImpl::PlaceId> BlockTableCacheImpl::FindPrefix(
     std::span<const int32_t> prompt) const {
-  std::vector<BlockId> blocks;
-  if (!KeepsPrefixes() || prompt.empty()) return blocks;
+  std::vector<PlaceId> places;
+  if (!options_.prefix_caching || prompt.empty()) return places;
   const size_t whole = (prompt.size() - 1) >> geometry_.block_shift();
-  BlockId parent = kNoBlock;
-  while (blocks.size() < whole) {
+  PlaceId last = BlockPrefixIndex::kStart;
+  while (places.size() < whole) {
     const auto found =
-        pool_.index().Find(parent, TokensOf(blocks.size(), prompt));
+        pool_.index().Find(last, TokensOf(places.size(), prompt));
     if (!found) break;
-    parent = *found;
-    blocks.push_back(parent);
+    last = *found;
+    places.push_back(last);
   }
-  return blocks;
+  size_t most = places.size();
+  // Blocks side by side that end before a place, by table and place.
+  std::vector<std::vector<size_t>> runs(geometry_.tables());
+  for (uint32_t table = 0; table < geometry_.tables(); ++table) {
+    runs[table].push_back(0);
+    size_t first_run = 0;
+    for (size_t i = 0; i < places.size(); ++i) {
+      const bool there = pool_.index().BlockAt(places[i], table) != kNoBlock;
+      runs[table].push_back(there ? runs[table].back() + 1 : 0);
+      if (there && first_run == i) ++first_run;
+    }
+    // Its sinks; without a window, all.
+    const size_t sinks = geometry_.Kept(table).window == 0
+                             ? places.size()
+                             : GoneBehind(table, 0);
+    if (first_run < sinks) most = std::min(most, first_run);
+  }
+  const auto has_windows = [&](size_t count) {
+    const uint64_t next = (uint64_t{count} << geometry_.block_shift()) + 1;
+    for (uint32_t table = 0; table < geometry_.tables(); ++table) {
+      const size_t gone = GoneBehind(table, next);
+      if (gone < count && runs[table][count] < count - gone) return false;
+    }
+    return true;
+  };
+  while (!has_windows(most)) --most;  // of no block all have all
+  places.resize(most);
+  return places;
+}
+
+void BlockTableCacheImpl::TakePrefix(std::span<const PlaceId> places,
+                                     Sequence* sequence) {
+  const uint64_t next =
+      (uint64_t{places.size()} << geometry_.block_shift()) + 1;
+  for (uint32_t number = 0; number < geometry_.tables(); ++number) {
+    Table& table = sequence->tables[number];
+    const size_t sinks = table.gone;
+    if (!places.empty()) table.gone = GoneBehind(number, next);
+    for (size_t i = 0; i < places.size(); ++i) {
+      const bool gone = i >= sinks && i < table.gone;
+      table.blocks.push_back(gone ? kNoBlock
+                                  : pool_.index().BlockAt(places[i], number));
+      if (!gone) pool_.Reference(table.blocks.back());
+    }
+  }
+  sequence->published = places.size();
+  if (places.empty()) return;
+  sequence->place = places.back();
+  pool_.index().Hold(sequence->place);
+}
+
+void BlockTableCacheImpl::Unpublish(Sequence* sequence, size_t places) {
+  for (; sequence->published > places; --sequence->published) {
+    const PlaceId place = sequence->place;
+    sequence->place = pool_.index().Before(place);
+    pool_.index().Hold(sequence->place);
+    pool_.index().LetGo(place);
+  }
 }
 
 absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryAdmit(
-    const SequenceGrowth& growth, std::span<const int32_t> prompt,
-    PromptAdmission* admission) {
+    const Admission& wanted, PromptAdmission* admission) {
   MutexLock lock(&mutex_);
   QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
   Sequence sequence = {.tables = MakeTables(), .batch = batch_};
-  for (const BlockId block : FindPrefix(prompt)) {
-    // Taken now, so that it is not used for what the prompt lacks.
-    pool_.Reference(block);
-    sequence.tables[0].blocks.push_back(block);
-  }
-  sequence.published = sequence.tables[0].blocks.size();
+  // Taken now, so that it is not used for what the prompt lacks.
+  TakePrefix(FindPrefix(wanted.prompt), &sequence);
+  const uint64_t cached = uint64_t{sequence.published}
+                          << geometry_.block_shift();
+  const SequenceGrowth growth = {
+      .computed = cached,
+      .backed = KeepsAllTokens()
+                    ? wanted.tokens
+                    : std::min(wanted.tokens,
+                               SaturatingAdd(cached, wanted.step_tokens)),
+      .tokens = wanted.tokens,
+      .step_tokens = wanted.step_tokens};
   const uint64_t blocks = geometry_.BlocksFor(growth.backed);
   std::vector<BlockId> taken;
   const auto wait = TryTake(
-      CheckedMultiply(blocks, uint64_t{geometry_.tables()})
-              .value_or(UINT64_MAX) -
-          sequence.published,
+      CheckedMultiply(blocks - sequence.published, uint64_t{geometry_.tables()})
+          .value_or(UINT64_MAX),
       SaturatingAdd(options_.headroom_blocks, BlocksToGrow(growth)), &taken);
   if (!wait.ok() || *wait) {
+    Unpublish(&sequence, 0);
     GiveBack(sequence.tables, Fence());
     return wait;
   }
@@ -103,24 +167,24 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryAdmit(
   for (Table& table : sequence.tables) {
     while (table.blocks.size() < blocks) table.blocks.push_back(*next++);
   }
-  admission->cached_tokens = sequence.published << geometry_.block_shift();
+  admission->cached_tokens = cached;
   admission->sequence = Insert(std::move(sequence));
-  prompt_tokens_ += prompt.size();
-  cached_prompt_tokens_ += admission->cached_tokens;
+  prompt_tokens_ += wanted.prompt.size();
+  cached_prompt_tokens_ += cached;
   return std::nullopt;
 }
 
 absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitWaiting(
-    const SequenceGrowth& growth, std::span<const int32_t> prompt) {
+    const Admission& wanted) {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
-  if (growth.tokens > options_.max_sequence_length)
+  if (wanted.tokens > options_.max_sequence_length)
     return absl::InvalidArgumentError(absl::StrCat(
-        "block-table KV cache: a sequence of ", growth.tokens,
+        "block-table KV cache: a sequence of ", wanted.tokens,
         " tokens exceeds the maximum of ", options_.max_sequence_length));
   PromptAdmission admission;
   for (;;) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<Fence> wait,
-                           TryAdmit(growth, prompt, &admission));
+                           TryAdmit(wanted, &admission));
     if (!wait) break;
     QUIRE_RETURN_IF_ERROR(wait->Wait());
   }
@@ -129,9 +193,8 @@ absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitWaiting(
 }
 
 absl::StatusOr<SequenceId> BlockTableCacheImpl::Admit(uint64_t tokens) {
-  QUIRE_ASSIGN_OR_RETURN(
-      const PromptAdmission admission,
-      AdmitWaiting({.backed = tokens, .tokens = tokens}, {}));
+  QUIRE_ASSIGN_OR_RETURN(const PromptAdmission admission,
+                         AdmitWaiting({.tokens = tokens}));
   return admission.sequence;
 }
 
@@ -140,16 +203,10 @@ absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitPrompt(
   return AdmitPromptInSteps(tokens, UINT64_MAX);
 }
 
-// Where tokens are dropped nothing is cached, so that the first step begins
-// with the prompt.
 absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitPromptInSteps(
     std::span<const int32_t> tokens, uint64_t step_tokens) {
-  const uint64_t backed = KeepsAllTokens()
-                              ? tokens.size()
-                              : std::min<uint64_t>(tokens.size(), step_tokens);
   return AdmitWaiting(
-      {.backed = backed, .tokens = tokens.size(), .step_tokens = step_tokens},
-      tokens);
+      {.tokens = tokens.size(), .step_tokens = step_tokens, .prompt = tokens});
 }
 
 absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
@@ -175,8 +232,10 @@ absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
         if (block != kNoBlock) pool_.Reference(block);
       }
     }
-    sequence.published = std::min<size_t>(
-        from.published, from.length >> geometry_.block_shift());
+    sequence.published = from.published;
+    sequence.place = from.place;
+    pool_.index().Hold(sequence.place);
+    Unpublish(&sequence, from.length >> geometry_.block_shift());
     id = Insert(std::move(sequence));
   }
   CheckAfterMutation();
@@ -185,6 +244,39 @@ absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
 
 // Where somebody was faster with the same tokens, his block takes the place of
 // ours: later blocks are found behind it, and must not be lost with it.
+absl::Status BlockTableCacheImpl::PublishNext(SequenceId id,
+                                              std::span<const int32_t> tokens,
+                                              Sequence* sequence) {
+  BlockPrefixIndex& index = pool_.index();
+  const size_t number = sequence->published;
+  const auto known = index.Find(sequence->place, tokens);
+  for (uint32_t table = 0; table < geometry_.tables(); ++table) {
+    const BlockId block = sequence->tables[table].blocks[number];
+    if (block != kNoBlock && index.Contains(block) &&
+        (!known || index.BlockAt(*known, table) != block))
+      return absl::InvalidArgumentError(
+          absl::StrCat("block-table KV cache: sequence ", id.value(),
+                       " publishes tokens ", number << geometry_.block_shift(),
+                       " and on, which a fork of it has published as others"));
+  }
+  const PlaceId place = index.Hold(sequence->place, tokens);
+  index.LetGo(std::exchange(sequence->place, place));
+  ++sequence->published;
+  for (uint32_t table = 0; table < geometry_.tables(); ++table) {
+    BlockId& block = sequence->tables[table].blocks[number];
+    if (block == kNoBlock) continue;
+    const BlockId there = index.BlockAt(place, table);
+    if (there == block) continue;
+    if (there == kNoBlock) {
+      index.Insert(place, table, block);
+    } else {
+      pool_.Reference(there);
+      pool_.Unreference(std::exchange(block, there), Fence());
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status BlockTableCacheImpl::Publish(SequenceId id,
                                           std::span<const int32_t> tokens) {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
@@ -197,26 +289,11 @@ absl::Status BlockTableCacheImpl::Publish(SequenceId id,
       return absl::InvalidArgumentError(absl::StrCat(
           "block-table KV cache: sequence ", id.value(), " has ",
           sequence.length, " tokens, not ", tokens.size(), " to publish"));
-    if (!KeepsPrefixes()) return absl::OkStatus();
-    std::vector<BlockId>& table = sequence.tables[0].blocks;
+    if (!options_.prefix_caching) return absl::OkStatus();
     const size_t whole = tokens.size() >> geometry_.block_shift();
-    for (size_t& i = sequence.published; i < whole; ++i) {
-      const BlockId parent = i == 0 ? kNoBlock : table[i - 1];
-      BlockId& block = table[i];
-      const auto known = pool_.index().Find(parent, TokensOf(i, tokens));
-      if (known == block) continue;
-      if (known) {
-        pool_.Reference(*known);
-        pool_.Unreference(std::exchange(block, *known), Fence());
-      } else if (pool_.index().Contains(block)) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "block-table KV cache: sequence ", id.value(), " publishes tokens ",
-            i << geometry_.block_shift(),
-            " and on, which a fork of it has published as others"));
-      } else {
-        pool_.index().Insert(parent, TokensOf(i, tokens), block);
-      }
-    }
+    while (sequence.published < whole)
+      QUIRE_RETURN_IF_ERROR(
+          PublishNext(id, TokensOf(sequence.published, tokens), &sequence));
   }
   CheckAfterMutation();
   return absl::OkStatus();
@@ -228,8 +305,9 @@ absl::Status BlockTableCacheImpl::Release(SequenceId id, const Fence& fence) {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   {
     MutexLock lock(&mutex_);
-    QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
+    QUIRE_ASSIGN_OR_RETURN(Sequence* const sequence,
                            Find(sequences_, id, "release"));
+    Unpublish(sequence, 0);
     GiveBack(sequence->tables, fence);
     sequences_.erase(id);
   }
@@ -356,16 +434,25 @@ absl::Status BlockTableCacheImpl::CheckInvariants() const {
         if (!gone) ++references[block];
       }
     }
-    BlockId parent = kNoBlock;
-    for (size_t i = 0; i < sequence.published; ++i) {
-      const BlockId block = sequence.tables[0].blocks[i];
-      if (!pool_.index().Contains(block) ||
-          pool_.index().Parent(block) != parent)
-        return absl::InternalError(
-            absl::StrCat("sequence ", id.value(), " has published block ",
-                         block, ", which is not indexed behind ", parent));
-      parent = block;
+    PlaceId place = sequence.place;
+    for (size_t i = sequence.published; i > 0; --i) {
+      if (place == BlockPrefixIndex::kStart)
+        return absl::InternalError(absl::StrCat(
+            "sequence ", id.value(), " has published ", sequence.published,
+            " blocks, and ", i, " of them stand nowhere"));
+      for (uint32_t number = 0; number < geometry_.tables(); ++number) {
+        const BlockId block = sequence.tables[number].blocks[i - 1];
+        if (block != kNoBlock && pool_.index().BlockAt(place, number) != block)
+          return absl::InternalError(
+              absl::StrCat("sequence ", id.value(), " has published block ",
+                           block, ", which is not indexed in place ", place));
+      }
+      place = pool_.index().Before(place);
     }
+    if (place != BlockPrefixIndex::kStart)
+      return absl::InternalError(absl::StrCat("sequence ", id.value(),
+                                              " has published more than ",
+                                              sequence.published, " blocks"));
   }
   for (BlockId block = 0; block < pool_.size(); ++block) {
     if (references[block] != pool_.references(block))

@@ -51,7 +51,7 @@ class BlockTableCacheImpl final : public BlockTableCache {
         range_(range),
         geometry_(geometry),
         options_(options),
-        pool_(geometry.blocks()) {}
+        pool_(geometry.blocks(), geometry.KeepAllTokens()) {}
   // Nothing uses a sequence any more. Harmless in a forked child.
   ~BlockTableCacheImpl() override { memory_->ReleaseRange(range_, Fence()); }
 
@@ -92,12 +92,14 @@ class BlockTableCacheImpl final : public BlockTableCache {
   };
   // Nearly all models have one table, as long as no layer has a window.
   using Tables = absl::InlinedVector<Table, 1>;
+  using PlaceId = BlockPrefixIndex::PlaceId;
   struct Sequence {
     uint64_t length = 0;
     Tables tables;
-    // Blocks of the first table, from the first on, that are in the index, each
-    // behind the one before it.
+    // Of the index, in which the first so many blocks of the tables are as far
+    // as they are here, and the last of them, which is held.
     size_t published = 0;
+    PlaceId place = BlockPrefixIndex::kStart;
     uint64_t step = 0;     // the last Step that named it
     uint64_t batch = 0;    // in which its last kernels may be
     bool stepped = false;  // since it was admitted
@@ -119,10 +121,16 @@ class BlockTableCacheImpl final : public BlockTableCache {
     std::vector<NewBlocks> blocks;
   };
 
+  // A sequence that is to have `tokens` tokens, those of `prompt` where they
+  // are known, in steps of at most `step_tokens`.
+  struct Admission {
+    uint64_t tokens;
+    uint64_t step_tokens = UINT64_MAX;
+    std::span<const int32_t> prompt;
+  };
   // The attempts return a fence where it must be waited for before the next
   // one; nothing has changed then, nor after an error.
-  absl::StatusOr<std::optional<Fence>> TryAdmit(const SequenceGrowth& growth,
-                                                std::span<const int32_t> prompt,
+  absl::StatusOr<std::optional<Fence>> TryAdmit(const Admission& wanted,
                                                 PromptAdmission* admission)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::optional<Fence>> TryStep(
@@ -131,10 +139,9 @@ class BlockTableCacheImpl final : public BlockTableCache {
                                                uint64_t headroom,
                                                std::vector<BlockId>* taken)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Backs what `growth` says, and what is cached of the prompt, and leaves room
-  // for the rest.
-  absl::StatusOr<PromptAdmission> AdmitWaiting(const SequenceGrowth& growth,
-                                               std::span<const int32_t> prompt)
+  // Backs the first step behind what is cached of the prompt, or, where no
+  // token is dropped, all, and leaves room for the rest.
+  absl::StatusOr<PromptAdmission> AdmitWaiting(const Admission& wanted)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   absl::StatusOr<std::vector<Change>> Plan(std::span<const SequenceStep> steps)
@@ -163,9 +170,20 @@ class BlockTableCacheImpl final : public BlockTableCache {
   absl::Status CopyBlock(uint32_t table, BlockId from, BlockId to,
                          uint64_t rows);
 
-  // The blocks that hold the first tokens of a prompt, whole blocks and not the
-  // last token.
-  std::vector<BlockId> FindPrefix(std::span<const int32_t> prompt) const
+  // The places of the first tokens of a prompt that a sequence can continue:
+  // whole blocks and not the last token. Each table has the blocks that the
+  // next token sees.
+  std::vector<PlaceId> FindPrefix(std::span<const int32_t> prompt) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives the sequence what is in these places.
+  void TakePrefix(std::span<const PlaceId> places, Sequence* sequence)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Publishes the next block of the sequence, which holds `tokens`.
+  absl::Status PublishNext(SequenceId id, std::span<const int32_t> tokens,
+                           Sequence* sequence)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // No more than its first `places` blocks are published of the sequence.
+  void Unpublish(Sequence* sequence, size_t places)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::span<const int32_t> TokensOf(size_t block,
                                     std::span<const int32_t> tokens) const {
@@ -186,10 +204,6 @@ class BlockTableCacheImpl final : public BlockTableCache {
   absl::Status CheckFreeSlot() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // With room for as long as the sequence may get.
   Tables MakeTables() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether rows of equal tokens are found again: not where some are dropped.
-  bool KeepsPrefixes() const {
-    return options_.prefix_caching && geometry_.KeepsAllTokens();
-  }
   SequenceId Insert(Sequence sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Bytes BytesOf(uint64_t blocks) const {
     return Bytes(blocks * geometry_.BlockBytes().value());

@@ -134,7 +134,7 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryStep(
         continue;
       }
       pool_.Unreference(std::exchange(table[fresh.place], *next++), Fence());
-      sequence.published = std::min(sequence.published, fresh.place);
+      Unpublish(&sequence, fresh.place);
     }
     sequence.batch = batch_;
     sequence.stepped = true;
@@ -172,8 +172,7 @@ absl::Status BlockTableCacheImpl::Shrink(SequenceId id, uint64_t length,
       GiveBack(std::span(table.blocks).subspan(kept), fence);
       table.blocks.resize(kept);
     }
-    sequence.published =
-        std::min<size_t>(sequence.published, length >> geometry_.block_shift());
+    Unpublish(&sequence, length >> geometry_.block_shift());
     sequence.length = length;
   }
   CheckAfterMutation();

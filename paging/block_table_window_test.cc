@@ -139,14 +139,39 @@ TEST_F(BlockTableWindowTest, WhatAKernelMayReadIsNotUsedAgain) {
     EXPECT_FALSE(std::ranges::count(Table(sequence, 0), block)) << block;
 }
 
-TEST_F(BlockTableWindowTest, NoPrefixIsKeptWhereTokensAreDropped) {
+// As vLLM's hybrid manager has it: what is behind a window is found until its
+// block is used again, and a prompt goes on wherever those of one window are
+// left.
+TEST_F(BlockTableWindowTest, APromptGoesOnWhereTheBlocksOfAWindowAreLeft) {
   Make(WindowLayout(10, 0, 1));
-  const std::vector<int32_t> prompt(30, 7);
-  const SequenceId first = cache_->AdmitPrompt(prompt)->sequence;
-  ASSERT_TRUE(cache_->Publish(first, prompt).ok());
-  EXPECT_EQ(cache_->AdmitPrompt(prompt)->cached_tokens, 0u);
-  ASSERT_TRUE(cache_->Release(first, Fence()).ok());
-  EXPECT_EQ(cache_->GetStatistics().kept_blocks, 0u);
+  std::vector<int32_t> text(30, 7);
+  const SequenceId first = cache_->AdmitPrompt(text)->sequence;
+  ASSERT_TRUE(cache_->Publish(first, text).ok());
+  cache_->EndBatch(Fence());
+  ASSERT_TRUE(Step(first, 31).ok());
+  // Tokens 21 on are seen. 8 + 3 blocks in use, and of the rest seven kept.
+  EXPECT_EQ(Places(first, 0), (PlaceList{5, 6, 7}));
+  EXPECT_EQ(cache_->GetStatistics().kept_blocks, 5u);
+  const PromptAdmission again = *cache_->AdmitPrompt(text);
+  EXPECT_EQ(again.cached_tokens, 28u);
+  // The token behind them sees 19 on.
+  EXPECT_EQ(Places(again.sequence, 0), (PlaceList{4, 5, 6, 7}));
+  EXPECT_EQ(Places(again.sequence, 1).size(), 8u);
+  ASSERT_TRUE(cache_->Release(again.sequence, Fence()).ok());
+  // Half of the prompt: tokens 7 to 15, and those before are not looked for.
+  const PromptAdmission half = *cache_->AdmitPrompt(
+      std::vector<int32_t>(text.begin(), text.begin() + 17));
+  EXPECT_EQ(half.cached_tokens, 16u);
+  EXPECT_EQ(Places(half.sequence, 0), (PlaceList{1, 2, 3, 4}));
+  ASSERT_TRUE(cache_->Release(half.sequence, Fence()).ok());
+  // All blocks but one are used for something else, and those that the first
+  // sequence has: of the layers with the window tokens 20 to 31, where the
+  // token behind 28 sees 19 on.
+  const SequenceId other = *cache_->Admit(4 * (free() / 2));
+  EXPECT_LE(cache_->GetStatistics().kept_blocks, 1u);
+  ASSERT_TRUE(cache_->Release(other, Fence()).ok());
+  EXPECT_EQ(cache_->AdmitPrompt(text)->cached_tokens, 0u);
+  ASSERT_TRUE(cache_->CheckInvariants().ok()) << cache_->CheckInvariants();
 }
 
 // ---- At random --------------------------------------------------------------

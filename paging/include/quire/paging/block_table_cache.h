@@ -38,7 +38,9 @@ struct BlockTableCacheOptions {
   uint64_t blocks = 0;
   // Blocks that Admit leaves free for the growth of those already admitted.
   uint64_t headroom_blocks = 0;
-  // Not where tokens are dropped, by a window or the limit.
+  // Blocks of rows are kept for prompts. Behind a window each is found until it
+  // is used again, and a prompt goes on wherever those of one window are left,
+  // as vLLM's hybrid manager has it.
   bool prefix_caching = true;
   KvTokenLimit limit;  // max_cache_len, of every sequence
   // That the kernels of all sequences run on, where blocks are copied as well:
