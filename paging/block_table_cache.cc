@@ -13,6 +13,21 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
+namespace {
+
+// Part by part: a driver that takes no more mappings says so before all pages
+// of a large pool were created.
+absl::Status CommitPool(DeviceMemory* memory, AddressRange* range) {
+  constexpr uint64_t kPart = 4096;
+  const uint64_t pages = range->pages().value();
+  for (uint64_t first = 0; first < pages; first += kPart)
+    QUIRE_RETURN_IF_ERROR(memory->Commit(
+        range, PageCount(first), PageCount(std::min(kPart, pages - first))));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 // ---- Admission --------------------------------------------------------------
 
 absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryTake(
@@ -501,8 +516,7 @@ absl::StatusOr<std::unique_ptr<BlockTableCache>> BlockTableCache::Create(
                             memory->page_size()));
   QUIRE_ASSIGN_OR_RETURN(AddressRange* const range,
                          memory->ReserveRange(geometry.pages(), options.owner));
-  const absl::Status status =
-      memory->Commit(range, PageCount(0), geometry.pages());
+  const absl::Status status = CommitPool(memory, range);
   if (!status.ok()) {
     memory->ReleaseRange(range, Fence());
     return status;

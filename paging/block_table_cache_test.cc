@@ -13,7 +13,9 @@
 #include "alloc/testing/run_in_child.h"
 #include "paging/block_table_testing.h"
 #include "paging/kv_cache_testing.h"
+#include "quire/alloc/faulty_driver.h"
 #include "quire/alloc/host_driver.h"
+#include "quire/alloc/owner.h"
 
 namespace quire {
 namespace {
@@ -502,6 +504,33 @@ TEST(BlockTablePoolTest, APoolOfManySmallPagesTakesFewMappings) {
     EXPECT_EQ(memory->GetStatistics().live, KiB(4 * 2045));
   }
   EXPECT_TRUE(driver->DestroyStream(stream).ok());
+}
+
+// The first mapping is refused: it is said before all pages were made for it.
+TEST(BlockTableCachePoolTest, ADriverThatTakesNoMappingsIsAskedForFewPages) {
+  HostDriverOptions host;
+  host.memory_per_device = MiB(64);
+  host.granularity = KiB(4);
+  host.backing = HostDriverOptions::Backing::kNone;
+  const auto device = *HostDriver::Create(host);
+  FaultyDriver driver(device.get());
+  OwnerRegistry owners;
+  DeviceMemoryOptions options;
+  options.page_size = KiB(4);
+  const auto memory = *DeviceMemory::Create(&driver, &owners, options);
+  BlockTableCacheOptions cache;
+  cache.max_sequence_length = 64;
+  cache.stream = *driver.CreateStream(DeviceId(0));
+  driver.FailCallsFrom(DriverCall::kMap, 1,
+                       absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(BlockTableCache::Create(memory.get(), TestLayout(5), cache)
+                .status()
+                .code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_LT(device->GetCallStatistics().CountOf("CreatePage"), 16384u / 2);
+  driver.ClearFaults();
+  EXPECT_TRUE(BlockTableCache::Create(memory.get(), TestLayout(5), cache).ok());
+  EXPECT_TRUE(driver.DestroyStream(cache.stream).ok());
 }
 
 }  // namespace
