@@ -44,19 +44,17 @@ bool KvCache::Impl::HoldsForBranch(KvRegion* region) {
   return true;
 }
 
-bool KvCache::Impl::LetGoOfBranches(std::span<const SequenceStep> steps) {
-  if (branches_ == 0) return false;
-  bool let_go = false;
+bool KvCache::Impl::DropAtOnce(std::span<const SequenceStep> steps) {
+  if (options_.page_ahead.max_steps == 0) return false;
   MutexLock lock(&state_mutex_);
+  const uint64_t before = CountPages().spare;
   for (const SequenceStep& step : steps) {
     KvSequence& sequence = sequences_[SlotOf(step.sequence)];
-    if (!sequence.region->branch_held()) continue;
-    SetBranch(sequence.region.get(), 0);
-    // It could go back to the length before, and can go on to this one.
-    DropBehindWindows(&sequence, step.length).IgnoreError();
-    let_go = true;
+    if (sequence.region->branch_held()) SetBranch(sequence.region.get(), 0);
+    // What is refused here stays, and the step as it was.
+    DropBehindWindows(&sequence, step.length, /*urgent=*/true).IgnoreError();
   }
-  return let_go;
+  return CountPages().spare > before;
 }
 
 void KvCache::Impl::KeepBranches(std::span<const SequenceStep> steps) {

@@ -229,9 +229,15 @@ class KvCache::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
 
   // ---- Windows (kv_cache_window.cc) ----
-  // Before a step of the sequence to `length`.
-  absl::Status DropBehindWindows(KvSequence* sequence, uint64_t length)
+  // Before a step of the sequence to `length`. Unless it is urgent, what is
+  // held for a branch, or may be being copied, is left to later steps.
+  absl::Status DropBehindWindows(KvSequence* sequence, uint64_t length,
+                                 bool urgent)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // These steps lack pages: what was left is dropped now. False where that
+  // makes nothing spare.
+  bool DropAtOnce(std::span<const SequenceStep> steps)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   // Gives back what no kernel sees or uses any more, while the device computes.
   void ReturnDropped() ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   absl::Status CheckGoingBack(const KvSequence& sequence, uint64_t length) const
@@ -264,10 +270,6 @@ class KvCache::Impl {
   // Whether this step of it is to leave the windows there.
   bool HoldsForBranch(KvRegion* region)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
-  // These steps lack pages: what is held for branches of theirs is spare. False
-  // where nothing is.
-  bool LetGoOfBranches(std::span<const SequenceStep> steps)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   // Makes the prefixes of these steps' sequences that have come to a branch.
   void KeepBranches(std::span<const SequenceStep> steps)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
@@ -459,6 +461,10 @@ class KvCache::Impl {
   absl::Status QueueCopies(std::span<const RowCopy> copies, KvRegion* holder,
                            KvRegion* target, StreamId stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
+  // Pages that the sequence in the slot is to write were others' too, whose
+  // kernels may read them still.
+  absl::Status AwaitLateReaders(size_t slot)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
   // Gives the sequence in the slot, which was shrunk, pages of its own where
   // rows behind its length lie on pages that are shared.
   absl::Status Unshare(size_t slot)
@@ -526,6 +532,10 @@ class KvCache::Impl {
 
   // Completes behind all that is queued on the stream.
   Fence FenceBehind(StreamId stream) const;
+  // The region's fence is behind this one, and behind the copies that others
+  // make from it. An error of the driver changes nothing.
+  absl::Status SetFence(KvRegion* region, const Fence& fence)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
 
   PageSupply GetSupply() const;
   absl::Status Shortage(PageCount wanted, PageCount headroom) const;
@@ -568,7 +578,8 @@ class KvCache::Impl {
   // Batches that were ended, and what the last one waits for.
   uint64_t batch_ ABSL_GUARDED_BY(state_mutex_) = 1;
   Fence batch_fence_ ABSL_GUARDED_BY(state_mutex_);
-  // Sequences have pages behind their windows that ReturnDropped is to see.
+  // Sequences have pages behind their windows, or readers, that ReturnDropped
+  // is to see.
   bool dropped_ ABSL_GUARDED_BY(state_mutex_) = false;
   uint64_t attempted_steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
   AheadHorizon horizon_ ABSL_GUARDED_BY(state_mutex_);

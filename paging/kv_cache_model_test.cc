@@ -263,6 +263,8 @@ class KvCacheModelTest : public ::testing::TestWithParam<Setting> {
       return;
     }
     ASSERT_TRUE(device_.driver()->SynchronizeStream(stream_).ok());
+    // The copies are complete, and this sees it.
+    ASSERT_TRUE(cache_->PrepareAhead(0).ok());
     for (uint32_t layer = 0; layer < 5; ++layer)
       child.views.push_back(*cache_->View(*id, layer));
     ASSERT_EQ(child.FirstWrongToken(GetParam()), child.length());

@@ -56,7 +56,9 @@ PrefixHit KvCache::Impl::FindPrefix(std::span<const int32_t> tokens,
 bool KvCache::Impl::IsWritableFrom(const KvRegion& region,
                                    uint64_t tokens) const {
   for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
-    if (shared_.AnyShared(region, group, FullPages(group, tokens)))
+    const uint64_t first = FullPages(group, tokens);
+    if (shared_.AnyShared(region, group, first) ||
+        !shared_.LateReaders(region, group, first).empty())
       return false;
   }
   return true;

@@ -230,7 +230,7 @@ absl::Status KvCache::Impl::Step(std::span<const SequenceStep> steps) {
   for (const size_t slot : on_shared_pages_)
     QUIRE_RETURN_IF_ERROR(Unshare(slot));
   absl::StatusOr<bool> mapped = Back(demands_, PageCount(0));
-  if (absl::IsResourceExhausted(mapped.status()) && LetGoOfBranches(steps))
+  if (absl::IsResourceExhausted(mapped.status()) && DropAtOnce(steps))
     mapped = Back(demands_, PageCount(0));
   QUIRE_RETURN_IF_ERROR(mapped.status());
   MutexLock lock(&state_mutex_);
@@ -253,7 +253,8 @@ absl::Status KvCache::Impl::Examine(std::span<const SequenceStep> steps) {
     KvSequence& sequence = sequences_[*slot];
     if (step.length < sequence.length ||
         sequence.length + 1 >= sequence.region->drop_at())
-      QUIRE_RETURN_IF_ERROR(DropBehindWindows(&sequence, step.length));
+      QUIRE_RETURN_IF_ERROR(
+          DropBehindWindows(&sequence, step.length, /*urgent=*/false));
     if (sequence.step == attempted_steps_)
       return absl::InvalidArgumentError(absl::StrCat("KV cache: sequence ",
                                                      step.sequence.value(),
@@ -316,7 +317,7 @@ absl::Status KvCache::Impl::Shrink(SequenceId id, uint64_t length,
                      sequence.length, " tokens and cannot shrink to ", length));
   KvRegion* const region = sequence.region.get();
   QUIRE_RETURN_IF_ERROR(CheckGoingBack(sequence, length));
-  QUIRE_RETURN_IF_ERROR(region->SetFence(fence));
+  QUIRE_RETURN_IF_ERROR(SetFence(region, fence));
   tokens_ -= sequence.length - length;
   sequence.length = length;
   if (region->prefix() != PrefixEntryId())
@@ -332,7 +333,7 @@ absl::Status KvCache::Impl::Release(SequenceId id, const Fence& fence) {
   if (!slot) return NoSuchSequence(id, "release");
   KvSequence& sequence = sequences_[*slot];
   KvRegion* const region = sequence.region.get();
-  QUIRE_RETURN_IF_ERROR(region->SetFence(fence));
+  QUIRE_RETURN_IF_ERROR(SetFence(region, fence));
   if (sequence.swapped) EndSwap(&sequence, MappedPages(*region));
   EndSequence(*slot);
   return absl::OkStatus();

@@ -47,6 +47,30 @@ Fence KvCache::Impl::FenceBehind(StreamId stream) const {
   return Fence();
 }
 
+// Which of the two was recorded first is not known, also where both are of one
+// stream: a fence is one of the caller's, who may have recorded it before the
+// copies were queued. So there is a third, behind all that their streams have.
+absl::Status KvCache::Impl::SetFence(KvRegion* region, const Fence& fence) {
+  if (region->SettleReaders()) {
+    region->set_fence(fence);
+    return absl::OkStatus();
+  }
+  const Fence readers = region->readers();
+  std::vector<StreamId> streams(readers.streams().begin(),
+                                readers.streams().end());
+  for (const StreamId stream : fence.streams()) {
+    if (std::ranges::find(streams, stream) == streams.end())
+      streams.push_back(stream);
+  }
+  auto both = Fence::Record(memory_->driver(), memory_->device(), streams);
+  if (!both.ok()) {
+    QUIRE_RETURN_IF_ERROR(readers.Wait());
+    both = fence;
+  }
+  region->set_fence(*both);
+  return absl::OkStatus();
+}
+
 // ---- Prompts ----------------------------------------------------------------
 
 absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPrompt(
@@ -332,11 +356,27 @@ absl::Status KvCache::Impl::QueueCopies(std::span<const RowCopy> copies,
   }
   const Fence fence = FenceBehind(stream);
   MutexLock lock(&state_mutex_);
+  dropped_ = true;  // for ReturnDropped to see when the copies are complete
   holder->AddReader(fence);
   // What is under way when a copy is refused writes to the target.
   target->AddReader(fence);
   if (!holder->packed().empty()) tails_.AddReader(fence);
   return status;
+}
+
+absl::Status KvCache::Impl::AwaitLateReaders(size_t sequence) {
+  std::vector<Fence> late;
+  {
+    MutexLock lock(&state_mutex_);
+    const KvRegion& region = *sequences_[sequence].region;
+    for (uint32_t group = 0; group < geometry_.layout().groups(); ++group) {
+      const std::vector<Fence> fences = shared_.LateReaders(
+          region, group, FullPages(group, sequences_[sequence].length));
+      late.insert(late.end(), fences.begin(), fences.end());
+    }
+  }
+  for (const Fence& fence : late) QUIRE_RETURN_IF_ERROR(fence.Wait());
+  return absl::OkStatus();
 }
 
 absl::Status KvCache::Impl::Unshare(size_t sequence) {
@@ -349,6 +389,7 @@ absl::Status KvCache::Impl::Unshare(size_t sequence) {
   KvRegion* region = nullptr;
   Fence fence;
   const uint64_t page = geometry_.page_size().value();
+  QUIRE_RETURN_IF_ERROR(AwaitLateReaders(sequence));
   {
     MutexLock lock(&state_mutex_);
     region = sequences_[sequence].region.get();

@@ -80,9 +80,9 @@ absl::Status KvCache::Impl::SwapOut(SequenceId id, const Fence& fence) {
                      " has lost pages that the driver did not unmap, and would "
                      "not come back to its addresses"));
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<SwappedRows> rows, SetAside(*region));
-  QUIRE_RETURN_IF_ERROR(region->SetFence(fence));
-  QUIRE_RETURN_IF_ERROR(
-      OrderBehind(memory_->driver(), memory_->device(), fence, copy_stream_));
+  QUIRE_RETURN_IF_ERROR(SetFence(region, fence));
+  QUIRE_RETURN_IF_ERROR(OrderBehind(memory_->driver(), memory_->device(),
+                                    region->fence(), copy_stream_));
   const absl::Status status = CopyBlocks(*region, *rows, SwapDirection::kOut);
   // Of what is under way where a copy was refused, too.
   region->AddReader(FenceBehind(copy_stream_));

@@ -39,7 +39,7 @@ absl::Status KvCache::Impl::CheckGoingBack(const KvSequence& sequence,
 }
 
 absl::Status KvCache::Impl::DropBehindWindows(KvSequence* sequence,
-                                              uint64_t length) {
+                                              uint64_t length, bool urgent) {
   KvRegion* const region = sequence->region.get();
   // A step that goes back computes its last token anew, or none.
   if (length < sequence->length)
@@ -53,13 +53,18 @@ absl::Status KvCache::Impl::DropBehindWindows(KvSequence* sequence,
         next, sequence->length - sequence->length % index_.block_tokens() + 1);
   if (next < region->drop_at() || sequence->batch == batch_)
     return absl::OkStatus();
-  if (HoldsForBranch(region)) next = std::min(next, region->branch() + 1);
-  QUIRE_RETURN_IF_ERROR(region->SetOlderFence(batch_fence_));
+  const bool ahead = options_.page_ahead.max_steps > 0;
+  if (!urgent && HoldsForBranch(region))
+    next = std::min(next, region->branch() + 1);
+  // While others may be copying from the windows, the driver must be asked.
+  // With page-ahead no step does that: a later one drops what is left.
+  if (!urgent && ahead && region->has_readers()) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(SetFence(region, batch_fence_));
   Modify(region, [&](KvRegion* r) { r->DropBehind(next); });
   if (region->prefix() != PrefixEntryId())
     index_.Limit(region->prefix(), region->WholeTokens());
   if (!options_.eager_reclaim) return absl::OkStatus();
-  if (options_.page_ahead.max_steps > 0) {
+  if (ahead) {
     dropped_ = true;
   } else {
     // A refusal is the region's damage; the sequence does not see these pages.
@@ -74,9 +79,12 @@ void KvCache::Impl::ReturnDropped() {
   if (!dropped_) return;
   dropped_ = false;
   for (const KvSequence& sequence : sequences_) {
-    if (!sequence.region || sequence.region->behind().zero()) continue;
-    if (sequence.region->FenceIsComplete()) {
-      GiveBack(sequence.region.get(), sequence.region->behind()).IgnoreError();
+    if (!sequence.region) continue;
+    KvRegion* const region = sequence.region.get();
+    if (!region->SettleReaders()) dropped_ = true;
+    if (!options_.eager_reclaim || region->behind().zero()) continue;
+    if (region->FenceIsComplete()) {
+      GiveBack(region, region->behind()).IgnoreError();
     } else {
       dropped_ = true;
     }

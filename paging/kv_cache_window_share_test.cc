@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "alloc/testing/fault_sweep.h"
@@ -242,22 +243,61 @@ TEST_F(KvCacheWindowShareTest, LateKernelsReadWhatIsBehindALastWindow) {
 // A prompt is given copies of rows, on a stream that stands still, and the next
 // step of who has them drops their pages.
 TEST_F(KvCacheWindowShareTest, WhatIsBeingCopiedIsNotDroppedBefore) {
+  for (const uint32_t steps_ahead : {0, 4}) {
+    cache_.reset();
+    Make(0, {}, steps_ahead);
+    const Tokens text = TokensFrom(0, 100);
+    const SequenceId holder = Prompt(text).sequence;
+    BlockedStream blocked(device_.driver());
+    const Tokens beginning = Concat(TokensFrom(0, 48), {7});
+    const PromptAdmission admission =
+        AdmitPrompt(cache_.get(), beginning, {.stream = blocked.stream()});
+    EXPECT_EQ(admission.cached_tokens, 48u);
+    // This batch has ended long since.
+    cache_->EndBatch(Fence());
+    const uint64_t before = device_.live_pages() + 2;
+    ASSERT_TRUE(Step(cache_.get(), holder, 113).ok());
+    ASSERT_TRUE(cache_->PrepareAhead(0).ok());
+    // With page-ahead no step asks the driver: it is left to a later one.
+    EXPECT_EQ(device_.cooling_pages(), steps_ahead == 0 ? 3u : 0u);
+    blocked.Unblock();
+    EXPECT_EQ(
+        TokenRows(*cache_, admission.sequence).FirstWrong(TokensFrom(0, 48)),
+        48u);
+    ASSERT_TRUE(cache_->PrepareAhead(0).ok());
+    cache_->EndBatch(Fence());
+    ASSERT_TRUE(Step(cache_.get(), holder, 114).ok());
+    ASSERT_TRUE(cache_->PrepareAhead(0).ok());
+    device_.memory()->Harvest();
+    EXPECT_EQ(device_.live_pages(), before - 4);
+    EXPECT_EQ(device_.cooling_pages(), 0u);
+    Release(cache_.get(), admission.sequence);
+    Release(cache_.get(), holder);
+  }
+}
+
+// The batch behind such a copy, on the same stream, reads more of the windows
+// than the copy does, and later.
+TEST_F(KvCacheWindowShareTest, WhatABatchBehindACopyReadsIsNotDroppedWithIt) {
   Make(0);
   const Tokens text = TokensFrom(0, 100);
   const SequenceId holder = Prompt(text).sequence;
   BlockedStream blocked(device_.driver());
-  const Tokens beginning = Concat(TokensFrom(0, 48), {7});
   const PromptAdmission admission =
-      AdmitPrompt(cache_.get(), beginning, {.stream = blocked.stream()});
-  EXPECT_EQ(admission.cached_tokens, 48u);
-  // This batch has ended long since.
-  cache_->EndBatch(Fence());
+      AdmitPrompt(cache_.get(), Concat(TokensFrom(0, 48), {7}),
+                  {.stream = blocked.stream()});
+  ASSERT_EQ(admission.cached_tokens, 48u);
+  std::atomic<bool> right = false;
+  const TokenRows rows(*cache_, holder);
+  const Fence batch = device_.LaunchLate(
+      blocked.stream(), std::chrono::milliseconds(5),
+      [&] { right = rows.FirstWrong(text, 60) == text.size(); });
+  cache_->EndBatch(batch);
   ASSERT_TRUE(Step(cache_.get(), holder, 101).ok());
-  EXPECT_EQ(device_.cooling_pages(), 3u);
-  blocked.Unblock();
-  EXPECT_EQ(
-      TokenRows(*cache_, admission.sequence).FirstWrong(TokensFrom(0, 48)),
-      48u);
+  std::thread unblocker([&] { blocked.Unblock(); });
+  while (!*batch.IsComplete()) device_.memory()->Harvest();
+  unblocker.join();
+  EXPECT_TRUE(right);
   Release(cache_.get(), admission.sequence);
   Release(cache_.get(), holder);
 }

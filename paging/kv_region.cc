@@ -13,7 +13,8 @@ uint64_t Beyond(PageCount a, PageCount b) {
   return SaturatingSubtract(a.value(), b.value());
 }
 
-// Whether a fence that is recorded later on these streams covers this one.
+}  // namespace
+
 bool IsOnStreams(const Fence& fence, std::span<const StreamId> streams) {
   return std::all_of(
       fence.streams().begin(), fence.streams().end(), [&](StreamId stream) {
@@ -21,8 +22,6 @@ bool IsOnStreams(const Fence& fence, std::span<const StreamId> streams) {
                streams.end();
       });
 }
-
-}  // namespace
 
 // ---- RegionGeometry ---------------------------------------------------------
 
@@ -328,30 +327,18 @@ void KvRegion::AppendTails(PageCount wanted, std::span<const PageCount> kept,
 bool KvRegion::FenceIsComplete() {
   const absl::StatusOr<bool> complete = fence_.IsComplete();
   if (!complete.ok() || !*complete) return false;
-  fence_ = Fence();  // its events go back to the driver
+  // Its events go back to the driver; it covers the readers.
+  fence_ = readers_ = Fence();
   return true;
 }
 
-absl::Status KvRegion::SetFence(const Fence& fence) {
-  if (!IsOnStreams(readers_, fence.streams()))
-    QUIRE_RETURN_IF_ERROR(readers_.Wait());
-  fence_ = fence;
+bool KvRegion::SettleReaders() {
+  const absl::StatusOr<bool> complete = readers_.IsComplete();
+  if (!complete.ok() || !*complete) return false;
+  // The last copy gives its events back, which no step is to do.
+  if (fence_ == readers_) fence_ = Fence();
   readers_ = Fence();
-  return absl::OkStatus();
-}
-
-absl::Status KvRegion::SetOlderFence(const Fence& fence) {
-  const absl::StatusOr<bool> copied = readers_.IsComplete();
-  if (copied.ok() && *copied) {
-    readers_ = Fence();
-  } else if (IsOnStreams(fence, readers_.streams())) {
-    fence_ = readers_;
-    return absl::OkStatus();
-  }
-  QUIRE_RETURN_IF_ERROR(readers_.Wait());
-  fence_ = fence;
-  readers_ = Fence();
-  return absl::OkStatus();
+  return true;
 }
 
 void KvRegion::AddCooling(const Fence& fence, bool shared) {

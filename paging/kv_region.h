@@ -55,6 +55,9 @@ constexpr PageCount Plus(PageCount a, PageCount b) {
   return PageCount(SaturatingAdd(a.value(), b.value()));
 }
 
+// Whether a fence that is recorded later on these streams covers this one.
+bool IsOnStreams(const Fence& fence, std::span<const StreamId> streams);
+
 // What all regions of a cache have in common. Immutable.
 class RegionGeometry {
  public:
@@ -225,12 +228,9 @@ class KvRegion {
   // parked, and the driver's error shows at the next mapping.
   bool FenceIsComplete();
   const Fence& fence() const { return fence_; }
-  // Copies that others make from the region must be complete as well: they are
-  // waited for where the streams of `fence` do not tell. An error of that
-  // changes nothing.
-  absl::Status SetFence(const Fence& fence);
-  // The same with a fence that is older than those copies may be.
-  absl::Status SetOlderFence(const Fence& fence);
+  // REQUIRES: it covers the copies that others make from the region, or they
+  // are complete. They stay known until they are, for fences to come.
+  void set_fence(const Fence& fence) { fence_ = fence; }
 
   // Pages were given back under a fence that may not be complete; `shared`:
   // others have some of them.
@@ -272,6 +272,11 @@ class KvRegion {
   // be complete: the caller waits, without the lock.
   std::vector<Fence> FencesOffStream(StreamId stream) const;
   void AddReader(const Fence& fence) { fence_ = readers_ = fence; }
+  // Whether others may be copying, and whether they are known not to be any
+  // more. An event that cannot be queried counts as not complete.
+  bool has_readers() const { return readers_ != Fence(); }
+  const Fence& readers() const { return readers_; }
+  bool SettleReaders();
 
   // An error names what does not hold.
   absl::Status CheckInvariants() const;

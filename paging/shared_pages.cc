@@ -84,10 +84,8 @@ void SharedPages::Update(KvRegion* region) {
   slots->parked = region->parked();
   for (uint32_t group = 0; group < slots->parts.size(); ++group) {
     SharedSlots::Part& part = slots->parts[group];
-    part.pages.resize(
-        std::min(part.pages.size(),
-                 static_cast<size_t>(region->committed(group).value())));
-    part.stamps.resize(part.pages.size());
+    Cut(&part, static_cast<size_t>(region->committed(group).value()),
+        region->fence());
     part.needed =
         std::min(part.pages.size(),
                  static_cast<size_t>(
@@ -99,13 +97,52 @@ void SharedPages::Update(KvRegion* region) {
   if (empty) region->set_shared(nullptr);
 }
 
+// Of the pages that are cut off, some are the last ones of their kind, and the
+// slots of all parts of the region may be off the books while it is updated.
+void SharedPages::Cut(SharedSlots::Part* part, size_t slots,
+                      const Fence& fence) {
+  if (slots >= part->pages.size()) return;
+  const bool over = fence.IsComplete().value_or(false);
+  for (size_t slot = slots; slot < part->pages.size(); ++slot) {
+    const PageHandle page = part->pages[slot];
+    if (!pages_.contains(page)) {
+      late_.erase(page);
+    } else if (!over) {
+      std::vector<Fence>& fences = late_[page];
+      std::erase_if(fences, [&](const Fence& old) {
+        return IsOnStreams(old, fence.streams());
+      });
+      fences.push_back(fence);
+    }
+  }
+  part->pages.resize(slots);
+  part->stamps.resize(slots);
+}
+
+std::vector<Fence> SharedPages::LateReaders(const KvRegion& region,
+                                            uint32_t group,
+                                            size_t first) const {
+  std::vector<Fence> fences;
+  if (late_.empty() || region.shared() == nullptr) return fences;
+  const std::vector<PageHandle>& pages = region.shared()->parts[group].pages;
+  for (size_t slot = first; slot < pages.size(); ++slot) {
+    const auto late = late_.find(pages[slot]);
+    if (late == late_.end()) continue;
+    for (const Fence& fence : late->second) {
+      if (std::ranges::find(fences, fence) == fences.end() &&
+          !fence.IsComplete().value_or(false))
+        fences.push_back(fence);
+    }
+  }
+  return fences;
+}
+
 void SharedPages::Strike(KvRegion* region, uint32_t group, size_t first) {
   SharedSlots* const slots = region->shared();
   if (slots == nullptr || first >= slots->parts[group].pages.size()) return;
   SharedSlots::Part& part = slots->parts[group];
   Count(*slots, part, first, /*add=*/false);
-  part.pages.resize(first);
-  part.stamps.resize(first);
+  Cut(&part, first, region->fence());
   part.needed = std::min(part.needed, first);
   Settle(slots);
 }
@@ -134,6 +171,12 @@ void SharedPages::Rename(const NewHandles& handles) {
     pages[renamed == handles.end() ? page : renamed->second] = uses;
   }
   pages_ = std::move(pages);
+  absl::flat_hash_map<PageHandle, std::vector<Fence>> late;
+  for (auto& [page, fences] : late_) {
+    const auto renamed = handles.find(page);
+    late[renamed == handles.end() ? page : renamed->second] = std::move(fences);
+  }
+  late_ = std::move(late);
 }
 
 bool SharedPages::AnyShared(const KvRegion& region, uint32_t group,

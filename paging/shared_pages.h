@@ -13,6 +13,10 @@
 // whenever it was parked or taken, or its tokens in use or its pages became
 // fewer.
 //
+// Who gave a page up may still read it, with kernels that run on: while others
+// have it, the fences of those stand here, since nobody may write the page
+// before they are complete.
+//
 // Costs: O(the region's slots on the books), Update O(1) while a sequence uses
 // all of them. Not thread-safe: the cache's state lock guards it.
 
@@ -25,6 +29,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "quire/alloc/fence.h"
 #include "quire/alloc/units.h"
 
 namespace quire {
@@ -69,6 +74,10 @@ class SharedPages {
   // Whether a page under a slot of the group from `first` on lies elsewhere
   // too.
   bool AnyShared(const KvRegion& region, uint32_t group, size_t first) const;
+  // The fences, not known to be complete, under which others gave up pages that
+  // lie under the group's slots from `first` on.
+  std::vector<Fence> LateReaders(const KvRegion& region, uint32_t group,
+                                 size_t first) const;
   // The group's first slots whose pages lie elsewhere too.
   size_t SharedFirst(const KvRegion& region, uint32_t group) const;
   // The group's first slots whose pages others need: without this region they
@@ -105,9 +114,14 @@ class SharedPages {
   void Count(const SharedSlots& slots, const SharedSlots::Part& part,
              size_t first, bool add);
   void Settle(SharedSlots* slots) const;
+  // The part keeps its first slots, as many as that. The others' pages may be
+  // read until `fence` completes.
+  void Cut(SharedSlots::Part* part, size_t slots, const Fence& fence);
 
   const RegionGeometry* const geometry_;
   absl::flat_hash_map<PageHandle, Uses> pages_;
+  // Of pages on the books: at most one for each set of streams.
+  absl::flat_hash_map<PageHandle, std::vector<Fence>> late_;
   Excess excess_;
   uint64_t last_stamp_ = 0;
 };

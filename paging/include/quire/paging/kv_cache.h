@@ -240,11 +240,11 @@ class KvCache : public SequenceCache,
   absl::StatusOr<KvKeptTokens> Kept(SequenceId sequence, uint32_t layer) const;
 
   // Maps what the sequences that the last Step named will need in the next
-  // `steps` steps, at most PageAheadOptions::max_steps of them; by default as
-  // many as are in time, given what calls cost. The most urgent first. Takes
-  // pages only where they are to be had at once, the headroom included, and
-  // those that are parked or kept for prompts: where there are no more, that is
-  // no error. With eager_reclaim, unmaps what is behind windows. For the time
+  // `steps` steps (at most max_steps; by default as many as are in time, given
+  // what calls cost), the most urgent first. Takes pages only where they are to
+  // be had at once, the headroom included, and those that are parked or kept
+  // for prompts: where there are no more, that is no error. Unmaps what windows
+  // have left, with eager_reclaim, and makes prefixes where prompts part. For
   // while the device computes; returns the pages mapped. Errors: the driver's.
   absl::StatusOr<PageCount> PrepareAhead(
       std::optional<uint32_t> steps = std::nullopt);
