@@ -20,7 +20,7 @@ constexpr uint64_t kDetourFitDivisor = 256;
 // that there is, and so many besides. A program that loads one model after
 // another, day by day, comes back to each place where one lay; what it costs is
 // addresses, and their entries in tables of pages.
-constexpr uint64_t kDetourPagesPerPage = 2;
+constexpr uint64_t kDetourPagesPerPage = 4;
 constexpr uint64_t kDetourPagesAlways = 64;
 
 // To go through so many runs takes as long as to look one up twice.
