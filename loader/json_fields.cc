@@ -137,6 +137,13 @@ absl::StatusOr<double> JsonFields::GetDouble(std::string_view field) const {
   return *number;
 }
 
+absl::StatusOr<double> JsonFields::GetPositive(std::string_view field) const {
+  QUIRE_ASSIGN_OR_RETURN(const double value, GetDouble(field));
+  if (!(value > 0))
+    return Error(field, absl::StrCat("is ", value, ", not above 0"));
+  return value;
+}
+
 absl::StatusOr<JsonFields> JsonFields::GetObject(std::string_view field) const {
   QUIRE_ASSIGN_OR_RETURN(const json* value, FindOrError(field));
   if (!value->is_object()) return WrongType(field, *value, "an object");
@@ -196,6 +203,12 @@ absl::StatusOr<double> JsonFields::GetDoubleOr(std::string_view field,
                                                double otherwise) const {
   if (!Has(field)) return otherwise;
   return GetDouble(field);
+}
+
+absl::StatusOr<double> JsonFields::GetPositiveOr(std::string_view field,
+                                                 double otherwise) const {
+  if (!Has(field)) return otherwise;
+  return GetPositive(field);
 }
 
 }  // namespace quire

@@ -34,6 +34,7 @@ TEST_F(JsonFieldsTest, ReadsValuesOfTheRightType) {
   EXPECT_EQ(*fields_.GetInt("minus"), -3);
   EXPECT_EQ(*fields_.GetDouble("eps"), 1e-5);
   EXPECT_EQ(*fields_.GetDouble("count"), 12.0);
+  EXPECT_EQ(*fields_.GetPositive("eps"), 1e-5);
   EXPECT_THAT(*fields_.GetStrings("names"), ElementsAre("a", "b"));
   EXPECT_THAT(*fields_.GetUints("sizes"), ElementsAre(1, 2));
   EXPECT_THAT(*fields_.GetDoubles("factors"), ElementsAre(1, 2.5));
@@ -50,10 +51,14 @@ TEST_F(JsonFieldsTest, AbsentAndNullFieldsAreNotFound) {
     EXPECT_EQ(*fields_.GetStringOr(field, "x"), "x");
     EXPECT_EQ(*fields_.GetBoolOr(field, true), true);
     EXPECT_EQ(*fields_.GetDoubleOr(field, 0.5), 0.5);
+    EXPECT_EQ(*fields_.GetPositiveOr(field, 0.5), 0.5);
+    EXPECT_TRUE(absl::IsNotFound(fields_.GetPositive(field).status()));
   }
 }
 
 TEST_F(JsonFieldsTest, ErrorsNameTheFileTheFieldAndTheValue) {
+  EXPECT_EQ(fields_.GetPositiveOr("minus", 1).status().message(),
+            "config.json: field \"minus\" is -3, not above 0");
   EXPECT_EQ(fields_.GetUint("name").status().message(),
             "config.json: field \"name\" is \"llama\", not a whole number from "
             "0 to 18446744073709551615");

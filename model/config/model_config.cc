@@ -1,13 +1,12 @@
 #include "quire/model/model_config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <numbers>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "model/config/family.h"
+#include "model/config/rope_config.h"
 #include "model/tokenizer/stop_checker.h"
 #include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
@@ -35,15 +34,6 @@ absl::Status ReadDimensionOr(const JsonFields& fields, std::string_view field,
   return absl::OkStatus();
 }
 
-absl::StatusOr<double> ReadPositive(const JsonFields& fields,
-                                    std::string_view field, double otherwise) {
-  QUIRE_ASSIGN_OR_RETURN(const double value,
-                         fields.GetDoubleOr(field, otherwise));
-  if (!(value > 0))
-    return fields.Error(field, absl::StrCat("is ", value, ", not above 0"));
-  return value;
-}
-
 absl::Status CheckShape(const ModelConfig& config, const std::string& where) {
   if (config.heads % config.kv_heads != 0)
     return absl::InvalidArgumentError(
@@ -58,66 +48,6 @@ absl::Status CheckShape(const ModelConfig& config, const std::string& where) {
 }
 
 // ---- config.json ------------------------------------------------------------
-
-absl::Status CheckRotatedPart(const JsonFields& fields) {
-  QUIRE_ASSIGN_OR_RETURN(const double rotated_part,
-                         fields.GetDoubleOr("partial_rotary_factor", 1));
-  if (rotated_part == 1) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(fields.where(), ": rotation of ", rotated_part,
-                   " of each head is not supported for this family"));
-}
-
-// transformers 4 has rope_theta and rope_scaling (its kind under "type" or
-// "rope_type"); transformers 5 has both in rope_parameters, and takes
-// rope_scaling in its place where that is there and not empty.
-absl::StatusOr<RopeConfig> ParseRope(const JsonFields& fields) {
-  RopeConfig rope;
-  QUIRE_ASSIGN_OR_RETURN(rope.theta,
-                         ReadPositive(fields, "rope_theta", rope.theta));
-  const nlohmann::json* const old_field = fields.Find("rope_scaling");
-  const char* const name = old_field != nullptr && !old_field->empty()
-                               ? "rope_scaling"
-                               : "rope_parameters";
-  if (!fields.Has(name)) {
-    QUIRE_RETURN_IF_ERROR(CheckRotatedPart(fields));
-    return rope;
-  }
-  QUIRE_ASSIGN_OR_RETURN(const JsonFields scaling, fields.GetObject(name));
-  QUIRE_ASSIGN_OR_RETURN(rope.theta,
-                         ReadPositive(scaling, "rope_theta", rope.theta));
-  QUIRE_RETURN_IF_ERROR(CheckRotatedPart(
-      scaling.Has("partial_rotary_factor") ? scaling : fields));
-  const char* const kind_field =
-      scaling.Has("rope_type") ? "rope_type" : "type";
-  QUIRE_ASSIGN_OR_RETURN(const std::string kind,
-                         scaling.GetStringOr(kind_field, "default"));
-  if (kind == "default") return rope;
-  if (kind != "linear" && kind != "llama3")
-    return absl::UnimplementedError(absl::StrCat(
-        scaling.where(), ": rope type ", Quoted(kind),
-        " is not supported; \"default\", \"linear\" and \"llama3\" are"));
-  rope.scaling = kind == "linear" ? RopeScaling::kLinear : RopeScaling::kLlama3;
-  // Without the factor the angles would silently be others than trained with.
-  QUIRE_RETURN_IF_ERROR(scaling.GetDouble("factor").status());
-  QUIRE_ASSIGN_OR_RETURN(rope.factor, ReadPositive(scaling, "factor", 1));
-  if (rope.scaling == RopeScaling::kLinear) return rope;
-
-  for (const char* field : {"low_freq_factor", "high_freq_factor",
-                            "original_max_position_embeddings"})
-    QUIRE_RETURN_IF_ERROR(scaling.GetDouble(field).status());
-  QUIRE_ASSIGN_OR_RETURN(rope.low_frequency_factor,
-                         ReadPositive(scaling, "low_freq_factor", 1));
-  QUIRE_ASSIGN_OR_RETURN(rope.high_frequency_factor,
-                         ReadPositive(scaling, "high_freq_factor", 1));
-  QUIRE_ASSIGN_OR_RETURN(
-      rope.original_max_positions,
-      ReadPositive(scaling, "original_max_position_embeddings", 1));
-  if (!(rope.high_frequency_factor > rope.low_frequency_factor))
-    return scaling.Error("high_freq_factor",
-                         "must be larger than low_freq_factor");
-  return rope;
-}
 
 // Whether `layer` has a window: transformers 5 lists the kinds of layers,
 // transformers 4 gives the first with a window.
@@ -218,7 +148,7 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
       fields.GetUintOr("max_position_embeddings", family->default_max_positions,
                        1, uint64_t{1} << 40));
   QUIRE_ASSIGN_OR_RETURN(const double epsilon,
-                         ReadPositive(fields, "rms_norm_eps", 1e-6));
+                         fields.GetPositiveOr("rms_norm_eps", 1e-6));
   config.norm_epsilon = static_cast<float>(epsilon);
   QUIRE_ASSIGN_OR_RETURN(config.tied_embeddings,
                          fields.GetBoolOr("tie_word_embeddings", false));
@@ -226,9 +156,9 @@ absl::StatusOr<ModelConfig> ParseHuggingFace(const Checkpoint& checkpoint) {
       fields.Has("tie_word_embeddings") && !config.tied_embeddings;
   config.head_norms = family->has_head_norms;
   QUIRE_RETURN_IF_ERROR(ReadBiases(fields, *family, &config));
+  QUIRE_RETURN_IF_ERROR(ReadRope(fields, &config));
   if (family->reads_sliding_window)
     QUIRE_RETURN_IF_ERROR(CheckSlidingWindow(fields, config));
-  QUIRE_ASSIGN_OR_RETURN(config.rope, ParseRope(fields));
   QUIRE_RETURN_IF_ERROR(CheckShape(config, fields.where()));
   return config;
 }
@@ -288,25 +218,12 @@ absl::StatusOr<ModelConfig> ParseGguf(const Checkpoint& checkpoint) {
       fields.GetUintOr(key("context_length"), 2048, 1, uint64_t{1} << 40));
   QUIRE_ASSIGN_OR_RETURN(
       const double epsilon,
-      ReadPositive(fields, key("attention.layer_norm_rms_epsilon"), 1e-5));
+      fields.GetPositiveOr(key("attention.layer_norm_rms_epsilon"), 1e-5));
   config.norm_epsilon = static_cast<float>(epsilon);
   config.tied_embeddings = checkpoint.Find("output.weight") == nullptr;
 
   config.rope.pairing = family->gguf_pairing;
-  QUIRE_ASSIGN_OR_RETURN(
-      config.rope.theta,
-      ReadPositive(fields, key("rope.freq_base"), config.rope.theta));
-  QUIRE_ASSIGN_OR_RETURN(const std::string scaling,
-                         fields.GetStringOr(key("rope.scaling.type"), "none"));
-  if (scaling == "linear") {
-    config.rope.scaling = RopeScaling::kLinear;
-    QUIRE_ASSIGN_OR_RETURN(config.rope.factor,
-                           ReadPositive(fields, key("rope.scaling.factor"), 1));
-  } else if (scaling != "none") {
-    return absl::UnimplementedError(
-        absl::StrCat(fields.where(), ": rope scaling ", Quoted(scaling),
-                     " is not supported; \"none\" and \"linear\" are"));
-  }
+  QUIRE_RETURN_IF_ERROR(ReadGgufRope(fields, architecture, &config));
   QUIRE_RETURN_IF_ERROR(CheckShape(config, fields.where()));
   return config;
 }
@@ -327,47 +244,6 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const Checkpoint& checkpoint) {
                   nlohmann::json::object(), checkpoint.gguf_metadata(),
                   /*tokenizer=*/nullptr));
   return config;
-}
-
-absl::Status DivideFrequencies(std::span<const float> factors,
-                               std::vector<float>* frequencies) {
-  for (size_t i = 0; i < factors.size(); ++i) {
-    if (!(factors[i] > 0) || std::isinf(factors[i]))
-      return absl::InvalidArgumentError(absl::StrCat(
-          "factor ", i, " is ", factors[i], ", not above 0 and finite"));
-    (*frequencies)[i] /= factors[i];
-  }
-  return absl::OkStatus();
-}
-
-std::vector<float> InverseFrequencies(const RopeConfig& rope,
-                                      uint32_t head_dim) {
-  std::vector<float> frequencies(head_dim / 2);
-  for (uint32_t i = 0; i < head_dim / 2; ++i) {
-    double frequency = std::pow(rope.theta, -2.0 * i / head_dim);
-    switch (rope.scaling) {
-      case RopeScaling::kNone:
-        break;
-      case RopeScaling::kLinear:
-        frequency /= rope.factor;
-        break;
-      case RopeScaling::kLlama3: {
-        // How often the pair turns within the context trained on, on the scale
-        // from low_frequency_factor (0: divide) to high_frequency_factor
-        // (1: keep).
-        const double turns =
-            rope.original_max_positions * frequency / (2 * std::numbers::pi);
-        const double keep = std::clamp(
-            (turns - rope.low_frequency_factor) /
-                (rope.high_frequency_factor - rope.low_frequency_factor),
-            0.0, 1.0);
-        frequency = (1 - keep) * frequency / rope.factor + keep * frequency;
-        break;
-      }
-    }
-    frequencies[i] = static_cast<float>(frequency);
-  }
-  return frequencies;
 }
 
 }  // namespace quire

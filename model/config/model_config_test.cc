@@ -3,10 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -16,7 +14,6 @@ namespace quire {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 // A folder with a configuration and a checkpoint of no tensors.
@@ -104,56 +101,6 @@ TEST_F(ModelConfigTest, AnExplicitHeadSizeIsNeverDerived) {
   EXPECT_EQ(config->kv_size(), 64u);
 }
 
-TEST_F(ModelConfigTest, BothGenerationsOfRotaryFieldsAreRead) {
-  const auto old = Parse(Config(
-      R"("rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4})"));
-  ASSERT_TRUE(old.ok()) << old.status();
-  EXPECT_EQ(old->rope.theta, 5e5);
-  EXPECT_EQ(old->rope.scaling, RopeScaling::kLinear);
-  EXPECT_EQ(old->rope.factor, 4);
-  const auto current = Parse(Config(
-      R"("rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5,
-         "factor": 32, "low_freq_factor": 1, "high_freq_factor": 4,
-         "original_max_position_embeddings": 8192})"));
-  ASSERT_TRUE(current.ok()) << current.status();
-  EXPECT_EQ(current->rope.theta, 5e5);
-  EXPECT_EQ(current->rope.scaling, RopeScaling::kLlama3);
-  EXPECT_EQ(current->rope.factor, 32);
-  EXPECT_EQ(current->rope.original_max_positions, 8192);
-}
-
-TEST_F(ModelConfigTest, TheOldRotaryFieldCountsBesideTheNewOne) {
-  // As transformers 5.24 reads them: modeling_rope_utils.py,
-  // convert_rope_params_to_dict.
-  const auto config = Parse(Config(
-      R"("rope_theta": 2e4,
-         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
-         "rope_scaling": {"rope_type": "linear", "factor": 4.0})"));
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->rope.scaling, RopeScaling::kLinear);
-  EXPECT_EQ(config->rope.factor, 4.0);
-  EXPECT_EQ(config->rope.theta, 2e4);
-  for (const char* nothing : {"{}", "null"}) {
-    const auto other = Parse(Config(absl::StrCat(
-        R"("rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
-           "rope_scaling": )",
-        nothing)));
-    ASSERT_TRUE(other.ok()) << other.status();
-    EXPECT_EQ(other->rope.theta, 5e5);
-  }
-}
-
-TEST_F(ModelConfigTest, APartialRotationIsRefusedWhereverItIsSaid) {
-  ExpectError(Config(R"("partial_rotary_factor": 0.5)"),
-              {"config.json", "rotation of 0.5"});
-  ExpectError(Config(R"("partial_rotary_factor": 0.5,
-                        "rope_scaling": {"type": "linear", "factor": 2})"),
-              {"config.json", "rotation of 0.5"});
-  ExpectError(Config(R"("rope_parameters": {"partial_rotary_factor": 0.5})"),
-              {"config.json", "rope_parameters", "rotation of 0.5"});
-  EXPECT_TRUE(Parse(Config(R"("partial_rotary_factor": 1.0)")).ok());
-}
-
 TEST_F(ModelConfigTest, BothNamesOfTheActivationAreKnown) {
   for (const char* name : {"silu", "swish"})
     EXPECT_TRUE(
@@ -213,76 +160,9 @@ TEST_F(ModelConfigTest, ErrorsNameTheFileAndTheField) {
               {"config.json", "num_key_value_heads"});
   ExpectError(Config(R"("head_dim": 31)"), {"config.json", "31"});
   ExpectError(Config(R"("head_dim": 1e99)"), {"config.json", "head_dim"});
-  ExpectError(Config(R"("rope_theta": -1)"), {"config.json", "rope_theta"});
   ExpectError(Config(R"("hidden_act": "gelu")"), {"config.json", "gelu"});
-  ExpectError(Config(R"("rope_scaling": {"type": "yarn", "factor": 4})"),
-              {"config.json", "yarn"});
-  ExpectError(Config(R"("rope_scaling": {"type": "linear"})"),
-              {"rope_scaling", "factor"});
-  ExpectError(Config(R"("rope_scaling": {"type": "llama3", "factor": 8})"),
-              {"rope_scaling", "low_freq_factor"});
   ExpectError(Config(R"("eos_token_id": "end")"),
               {folder_.string() + "/config.json: eos_token_id"});
-}
-
-TEST(InverseFrequenciesTest, WithoutScalingTheyArePowersOfTheta) {
-  const std::vector<float> frequencies =
-      InverseFrequencies({.theta = 10000}, 8);
-  EXPECT_THAT(frequencies,
-              ElementsAre(testing::FloatEq(1), testing::FloatEq(0.1f),
-                          testing::FloatEq(0.01f), testing::FloatEq(0.001f)));
-}
-
-// transformers' _compute_llama3_parameters, written out with its branches.
-float Llama3Frequency(const RopeConfig& rope, double frequency) {
-  const double wavelength = 2 * M_PI / frequency;
-  const double low = rope.original_max_positions / rope.low_frequency_factor;
-  const double high = rope.original_max_positions / rope.high_frequency_factor;
-  if (wavelength < high) return static_cast<float>(frequency);
-  if (wavelength > low) return static_cast<float>(frequency / rope.factor);
-  const double smooth =
-      (rope.original_max_positions / wavelength - rope.low_frequency_factor) /
-      (rope.high_frequency_factor - rope.low_frequency_factor);
-  return static_cast<float>((1 - smooth) * frequency / rope.factor +
-                            smooth * frequency);
-}
-
-TEST(InverseFrequenciesTest, FactorsDivideAndAreAboveZero) {
-  std::vector<float> frequencies = {1, 0.5f};
-  ASSERT_TRUE(DivideFrequencies(std::vector<float>{1, 8}, &frequencies).ok());
-  EXPECT_THAT(frequencies, ElementsAre(1, 0.0625f));
-  for (const float bad : {0.0f, -1.0f, std::numeric_limits<float>::infinity(),
-                          std::numeric_limits<float>::quiet_NaN()}) {
-    const absl::Status status =
-        DivideFrequencies(std::vector<float>{1, bad}, &frequencies);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("factor 1 is"));
-  }
-}
-
-TEST(InverseFrequenciesTest, Llama3KeepsBlendsAndDivides) {
-  const RopeConfig rope = {.theta = 500000,
-                           .scaling = RopeScaling::kLlama3,
-                           .factor = 8,
-                           .low_frequency_factor = 1,
-                           .high_frequency_factor = 4,
-                           .original_max_positions = 8192};
-  const std::vector<float> frequencies = InverseFrequencies(rope, 128);
-  for (int i = 0; i < 64; ++i)
-    EXPECT_FLOAT_EQ(frequencies[static_cast<size_t>(i)],
-                    Llama3Frequency(rope, std::pow(500000.0, -i / 64.0)))
-        << i;
-  // All three bands occur.
-  EXPECT_FLOAT_EQ(frequencies[0], 1);
-  EXPECT_FLOAT_EQ(frequencies[63],
-                  static_cast<float>(std::pow(500000.0, -63 / 64.0) / 8));
-}
-
-TEST(InverseFrequenciesTest, LinearDividesAll) {
-  const std::vector<float> frequencies = InverseFrequencies(
-      {.theta = 10000, .scaling = RopeScaling::kLinear, .factor = 4}, 4);
-  EXPECT_THAT(frequencies,
-              ElementsAre(testing::FloatEq(0.25f), testing::FloatEq(0.0025f)));
 }
 
 }  // namespace

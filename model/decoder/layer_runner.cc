@@ -145,8 +145,8 @@ void LayerRunner::RunAttention(std::span<const TokenPlace> places,
   for (const TokenPlace& place : places) positions_.push_back(place.position);
   const auto rotate = [&](const ActivationBuffer& heads, uint32_t count) {
     Rope(positions_.data(), inverse_frequencies_.data(), config_->head_dim,
-         config_->rope.pairing, 1.0f, tokens, count, config_->head_dim,
-         heads.data, pool_);
+         config_->rope.pairing, static_cast<float>(config_->rope.magnitude),
+         tokens, count, config_->head_dim, heads.data, pool_);
   };
   rotate(query_, config_->heads);
   rotate(key_, config_->kv_heads);

@@ -19,7 +19,15 @@ absl::StatusOr<uint64_t> LongestSequence(uint64_t max_positions,
 
 absl::StatusOr<uint64_t> LongestSequence(const ModelConfig& config,
                                          const SessionOptions& options) {
-  return LongestSequence(config.max_positions, options);
+  absl::StatusOr<uint64_t> longest =
+      LongestSequence(config.max_positions, options);
+  // Beyond it every key would be turned anew as the sequence grows.
+  if (!longest.ok() && config.rope.scaling == RopeScaling::kDynamic)
+    return absl::Status(
+        longest.status().code(),
+        absl::StrCat(longest.status().message(),
+                     ", beyond which dynamic rotary scaling is not supported"));
+  return longest;
 }
 
 EngineOptions SessionOptions::ForEngine() const {

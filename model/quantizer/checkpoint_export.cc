@@ -60,6 +60,17 @@ json RopeScalingJson(const RopeConfig& rope) {
           {"low_freq_factor", rope.low_frequency_factor},
           {"high_freq_factor", rope.high_frequency_factor},
           {"original_max_position_embeddings", rope.original_max_positions}};
+    case RopeScaling::kYarn:
+      return {
+          {"rope_type", "yarn"},
+          {"factor", rope.factor},
+          {"beta_fast", rope.beta_fast},
+          {"beta_slow", rope.beta_slow},
+          {"truncate", rope.truncate},
+          {"attention_factor", rope.magnitude},
+          {"original_max_position_embeddings", rope.original_max_positions}};
+    case RopeScaling::kDynamic:
+      return {{"rope_type", "dynamic"}, {"factor", rope.factor}};
   }
   return nullptr;
 }

@@ -64,6 +64,26 @@ CASES = {
         "rope_scaling linear, in the old spelling (`type`)", dtype="bfloat16",
         hidden=48, heads=3, kv_heads=1, intermediate=64, tied=True,
         rope={"type": "linear", "factor": 4.0}),
+    "rope-yarn": plain(
+        "rope_scaling yarn as Qwen2.5 gives it: the attention's scale follows "
+        "from the factor", family="qwen2", dtype="bfloat16", hidden=48,
+        heads=3, kv_heads=1, intermediate=64, tied=True,
+        fields={"max_position_embeddings": 64},
+        rope={"type": "yarn", "factor": 4.0,
+              "original_max_position_embeddings": 64}),
+    "rope-yarn-config5": plain(
+        "yarn with mscale, bounds of its own that are not rounded, in "
+        "rope_parameters", dtype="bfloat16", hidden=48, heads=3, kv_heads=1,
+        intermediate=64, tied=True, config=5, rope_theta=250000.0,
+        rope={"rope_type": "yarn", "factor": 16.0, "beta_fast": 8.0,
+              "beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 2.0,
+              "truncate": False, "original_max_position_embeddings": 128}),
+    "rope-dynamic": plain(
+        "dynamic scaling, which changes nothing within "
+        "max_position_embeddings", dtype="bfloat16", hidden=48, heads=3,
+        kv_heads=1, intermediate=64, tied=True,
+        fields={"max_position_embeddings": 28}, rope_is_inert=True,
+        rope={"type": "dynamic", "factor": 8.0}),
     "gptq-w4-sym": quantized("4 bits, symmetric, v1 zeros", {}),
     "gptq-w4-asym": quantized("4 bits, asymmetric, v1 zeros", {"sym": False}),
     "gptq-w4-v2": quantized("4 bits, asymmetric, zeros stored as they are",
@@ -386,7 +406,7 @@ def write(name, folder):
       wrong = logits_of(reference_model(config, meaning(v1, False)), prompt)
       error_if["planes read as one string of bits"] = round(
           relative_error(wrong, logits), 4)
-  if case["rope"]:
+  if case["rope"] and not case.get("rope_is_inert"):
     without = {k: v for k, v in config.items()
                if k not in ("rope_scaling", "rope_parameters")}
     without["rope_theta"] = case["rope_theta"]

@@ -14,6 +14,7 @@ import sys
 import checkpoints
 import formats
 import parts_data
+import rope_data
 import tokenizers_data
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -29,6 +30,8 @@ def main():
       formats.write(name, FOLDER / name)
   if not wanted or "mxfp4" in wanted:
     formats.write_mxfp4(FOLDER / "mxfp4")
+  if not wanted or "rope" in wanted:
+    rope_data.write(FOLDER)
   for name in tokenizers_data.TOKENIZERS:
     if not wanted or name in wanted:
       tokenizers_data.write(name, FOLDER / "tokenizers" / name)

@@ -47,6 +47,7 @@ class JsonFields {
       int64_t max = std::numeric_limits<int64_t>::max()) const;
   // Any finite number.
   absl::StatusOr<double> GetDouble(std::string_view field) const;
+  absl::StatusOr<double> GetPositive(std::string_view field) const;
   absl::StatusOr<JsonFields> GetObject(std::string_view field) const;
   absl::StatusOr<std::vector<std::string>> GetStrings(
       std::string_view field) const;
@@ -62,6 +63,8 @@ class JsonFields {
       uint64_t max = std::numeric_limits<uint64_t>::max()) const;
   absl::StatusOr<double> GetDoubleOr(std::string_view field,
                                      double otherwise) const;
+  absl::StatusOr<double> GetPositiveOr(std::string_view field,
+                                       double otherwise) const;
 
   // `<where>: field "<field>" <problem>`, for checks of one's own.
   absl::Status Error(std::string_view field, std::string_view problem) const;

@@ -23,8 +23,10 @@ namespace quire {
 // Formulas: transformers' modeling_rope_utils.py.
 enum class RopeScaling : uint8_t {
   kNone,
-  kLinear,  // every frequency divided by the factor
-  kLlama3,  // by wavelength: kept, blended, or divided
+  kLinear,   // every frequency divided by the factor
+  kLlama3,   // by wavelength: kept, blended, or divided
+  kYarn,     // the same by other bounds, and a magnitude
+  kDynamic,  // as trained up to max_positions, beyond which nothing is run
 };
 
 struct RopeConfig {
@@ -34,6 +36,12 @@ struct RopeConfig {
   double low_frequency_factor = 1;
   double high_frequency_factor = 4;
   double original_max_positions = 8192;
+  // Of kYarn: pairs that turn more often than beta_fast within the context
+  // trained on are kept, those that turn less than beta_slow divided.
+  double beta_fast = 32;
+  double beta_slow = 1;
+  bool truncate = true;  // both bounds to whole pairs
+  double magnitude = 1;  // that queries and keys are scaled by
   RopePairing pairing = RopePairing::kHalf;
 };
 
