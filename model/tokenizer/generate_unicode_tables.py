@@ -2,9 +2,9 @@
 """Writes unicode_tables.cc: where `tokenizers` and the system's Unicode differ.
 
 `tokenizers` carries the Unicode data of five libraries of different age:
-Oniguruma (Split, Replace, ByteLevel), Rust's std (Digits), `regex`
-(Whitespace, single_word), `unicode_categories` (Punctuation) and
-`unicode-normalization-alignments` (NFC and its kin). PCRE2 and utf8proc have
+Oniguruma (Split, Replace, ByteLevel), Rust's std (Digits, Lowercase), `regex`
+(Whitespace, single_word), `unicode_categories` (Punctuation, BertNormalizer)
+and `unicode-normalization-alignments` (NFC and its kin, StripAccents). PCRE2 and utf8proc have
 whatever the distribution ships. Every table here is found by asking
 `tokenizers` about every code point, and holds only what differs.
 
@@ -106,11 +106,69 @@ def inert_in_normalization():
   return result
 
 
+def removed_by(normalizer):
+  return {c for c in CODE_POINTS if not normalizer.normalize_str(chr(c))}
+
+
+def lowercase():
+  """(first, last, step, delta) of all that changes: lower case is delta away.
+  One code point becomes two, and is left to the code."""
+  lower = normalizers.Lowercase()
+  result = []
+  for c in CODE_POINTS:
+    to = lower.normalize_str(chr(c))
+    if to == chr(c):
+      continue
+    if len(to) != 1:
+      assert (c, to) == (0x130, "i\u0307")
+      continue
+    delta = ord(to) - c
+    last = result[-1] if result else None
+    step = c - last[1] if last else 0
+    if last and last[3] == delta and (step == last[2] or
+                                      last[0] == last[1] and step <= 2):
+      last[1:3] = c, step
+    else:
+      result.append([c, c, 1, delta])
+  return result
+
+
+def emit_difference(comment, names, theirs, category):
+  """Two tables: what of the category they do not know, and they alone."""
+  emit(f"{comment} that they do not know.", names[0], "CodePointRange",
+       ranges(category - theirs))
+  emit(f"{comment} to them alone.", names[1], "CodePointRange",
+       ranges(theirs - category))
+
+
+def emit_normalizers(wanted):
+  def of(*names):
+    return {c for c in CODE_POINTS if wanted[c] in names}
+
+  emit_difference("Marks of StripAccents:", ("kUnknownMarks", "kFurtherMarks"),
+                  removed_by(normalizers.StripAccents()), of("Mn", "Mc", "Me"))
+  emit_difference(
+      "Nonspacing marks of BertNormalizer:",
+      ("kUnknownNonspacingMarks", "kFurtherNonspacingMarks"),
+      removed_by(normalizers.BertNormalizer(
+          clean_text=False, handle_chinese_chars=False, strip_accents=True,
+          lowercase=False)), of("Mn"))
+  emit_difference(
+      "Controls of BertNormalizer, which keeps tabs and ends of lines:",
+      ("kUnknownControls", "kFurtherControls"),
+      removed_by(normalizers.BertNormalizer(
+          clean_text=True, handle_chinese_chars=False, strip_accents=False,
+          lowercase=False)), of("Cc", "Cf", "Co") - {0x09, 0x0A, 0x0D})
+  emit("Upper case, and how far away lower case is.", "kUpperCase",
+       "CaseRange", lowercase())
+
+
 def emit(comment, name, kind, rows):
   print(f"// {comment}")
   print(f"constexpr {kind} {name}Table[] = {{")
   for row in rows:
-    print("{" + ", ".join(f"0x{c:04X}" for c in row) + "},")
+    print("{" + ", ".join(str(c) if c < 0 else f"0x{c:04X}" for c in row) +
+          "},")
   print(f"}};\nconst std::span<const {kind}> {name}({name}Table);\n")
 
 
@@ -148,6 +206,7 @@ def main():
   emit("Unknown to the normalizers of `tokenizers`.",
        "kUnknownToNormalization", "CodePointRange",
        ranges(inert_in_normalization()))
+  emit_normalizers(wanted)
   print("}  // namespace quire")
 
 

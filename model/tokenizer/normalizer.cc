@@ -91,6 +91,61 @@ class ToByteLevel : public Normalizer {
   }
 };
 
+// Every character becomes what `rewrite(character, &out)` appends.
+template <typename Rewrite>
+class ByCharacter : public Normalizer {
+ public:
+  explicit ByCharacter(Rewrite rewrite) : rewrite_(rewrite) {}
+  void Normalize(std::string* text) const override {
+    std::string result;
+    result.reserve(text->size());
+    for (size_t i = 0; i < text->size();) {
+      const DecodedCharacter c = DecodeUtf8(*text, i);
+      rewrite_(c.code_point, &result);
+      i += c.length;
+    }
+    *text = std::move(result);
+  }
+
+ private:
+  const Rewrite rewrite_;
+};
+
+template <typename Rewrite>
+std::unique_ptr<Normalizer> EveryCharacter(Rewrite rewrite) {
+  return std::make_unique<ByCharacter<Rewrite>>(rewrite);
+}
+
+// What SentencePiece's nmt rules drop, and what they make a space.
+void AppendNmt(char32_t c, std::string* out) {
+  if ((c >= 0x01 && c <= 0x08) || c == 0x0B || (c >= 0x0E && c <= 0x1F) ||
+      c == 0x7F || c == 0x8F || c == 0x9F)
+    return;
+  const bool space = c == 0x09 || c == 0x0A || c == 0x0C || c == 0x0D ||
+                     c == 0x1680 || (c >= 0x200B && c <= 0x200F) ||
+                     c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF ||
+                     c == 0xFFFD;
+  AppendUtf8(space ? U' ' : c, out);
+}
+
+// BertNormalizer's clean_text: no controls, and one kind of space.
+void AppendClean(char32_t c, std::string* out) {
+  if (c == 0 || c == 0xFFFD || IsBertControl(c)) return;
+  AppendUtf8(IsWhitespace(c) ? U' ' : c, out);
+}
+
+// Its handle_chinese_chars: ideographs stand alone.
+void AppendApart(char32_t c, std::string* out) {
+  const bool ideograph =
+      (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) ||
+      (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2B81F) ||
+      (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0xF900 && c <= 0xFAFF) ||
+      (c >= 0x2F800 && c <= 0x2FA1F);
+  if (ideograph) *out += ' ';
+  AppendUtf8(c, out);
+  if (ideograph) *out += ' ';
+}
+
 class Sequence : public Normalizer {
  public:
   explicit Sequence(std::vector<std::unique_ptr<Normalizer>> parts)
@@ -102,6 +157,26 @@ class Sequence : public Normalizer {
  private:
   const std::vector<std::unique_ptr<Normalizer>> parts_;
 };
+
+Result ParseBert(const JsonReader& json) {
+  QUIRE_ASSIGN_OR_RETURN(const bool clean, json.BoolOr("clean_text", true));
+  QUIRE_ASSIGN_OR_RETURN(const bool apart,
+                         json.BoolOr("handle_chinese_chars", true));
+  QUIRE_ASSIGN_OR_RETURN(const bool lowercase, json.BoolOr("lowercase", true));
+  QUIRE_ASSIGN_OR_RETURN(const bool strip,
+                         json.BoolOr("strip_accents", lowercase));
+  std::vector<std::unique_ptr<Normalizer>> parts;
+  if (clean) parts.push_back(EveryCharacter(AppendClean));
+  if (apart) parts.push_back(EveryCharacter(AppendApart));
+  if (strip) {
+    parts.push_back(std::make_unique<UnicodeForm>(NormalizationForm::kNfd));
+    parts.push_back(EveryCharacter([](char32_t c, std::string* out) {
+      if (!IsNonspacingMark(c)) AppendUtf8(c, out);
+    }));
+  }
+  if (lowercase) parts.push_back(EveryCharacter(AppendLowercase));
+  return std::make_unique<Sequence>(std::move(parts));
+}
 
 Result Parse(const JsonReader& json, int depth) {
   QUIRE_ASSIGN_OR_RETURN(const std::string type, json.String("type"));
@@ -118,6 +193,14 @@ Result Parse(const JsonReader& json, int depth) {
     return std::make_unique<UnicodeForm>(NormalizationForm::kNfkd);
   }
   if (type == "ByteLevel") return std::make_unique<ToByteLevel>();
+  if (type == "Lowercase") return EveryCharacter(AppendLowercase);
+  if (type == "StripAccents") {
+    return EveryCharacter([](char32_t c, std::string* out) {
+      if (!IsMark(c)) AppendUtf8(c, out);
+    });
+  }
+  if (type == "Nmt") return EveryCharacter(AppendNmt);
+  if (type == "BertNormalizer") return ParseBert(json);
   if (type == "Prepend") {
     QUIRE_ASSIGN_OR_RETURN(std::string prefix, json.String("prepend"));
     return std::make_unique<Prepend>(std::move(prefix));

@@ -1,6 +1,7 @@
 #include "model/tokenizer/pre_tokenizer.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string_view>
 
@@ -197,6 +198,28 @@ class Whitespace : public PreTokenizer {
   }
 };
 
+// Pieces of so many characters, the last one of what is left.
+class FixedLength : public PreTokenizer {
+ public:
+  explicit FixedLength(int64_t length) : length_(length) {}
+
+  void PreTokenize(std::vector<Piece>* pieces) const override {
+    SplitPieces(pieces, [this](const Piece* piece, std::vector<Piece>* out) {
+      std::vector<PatternSpan> spans;
+      int64_t characters = 0;
+      for (size_t i = 0; i < piece->text.size(); ++characters) {
+        if (characters % length_ == 0) spans.push_back({i, i, true});
+        i += DecodeUtf8(piece->text, i).length;
+        spans.back().end = i;
+      }
+      AddSpans(*piece, spans, out);
+    });
+  }
+
+ private:
+  const int64_t length_;
+};
+
 class ByteLevel : public PreTokenizer {
  public:
   ByteLevel(bool add_prefix_space, std::optional<Pattern> pattern)
@@ -309,6 +332,21 @@ class Parser {
         QUIRE_ASSIGN_OR_RETURN(behavior, ParseBehavior(json, "behavior"));
       }
       return SplitAt(static_cast<bool (*)(char32_t)>(IsPunctuation), behavior);
+    }
+    if (type == "BertPreTokenizer") {
+      std::vector<std::unique_ptr<PreTokenizer>> parts;
+      QUIRE_ASSIGN_OR_RETURN(parts.emplace_back(),
+                             SplitAt(IsWhitespace, Behavior::kRemoved));
+      QUIRE_ASSIGN_OR_RETURN(
+          parts.emplace_back(),
+          SplitAt(static_cast<bool (*)(char32_t)>(IsPunctuation),
+                  Behavior::kIsolated));
+      return std::make_unique<Sequence>(std::move(parts));
+    }
+    if (type == "FixedLength") {
+      QUIRE_ASSIGN_OR_RETURN(const int64_t length,
+                             json.Integer("length", 1, INT32_MAX));
+      return std::make_unique<FixedLength>(length);
     }
     if (type == "CharDelimiterSplit") {
       QUIRE_ASSIGN_OR_RETURN(const char32_t delimiter,

@@ -178,6 +178,39 @@ bool IsPunctuation(char32_t c) {
          FindRange(kUnknownPunctuation, c) == nullptr;
 }
 
+bool IsMark(char32_t c) {
+  return FindRange(kFurtherMarks, c) != nullptr ||
+         (IsMark(Category(c)) && FindRange(kUnknownMarks, c) == nullptr);
+}
+
+bool IsNonspacingMark(char32_t c) {
+  return FindRange(kFurtherNonspacingMarks, c) != nullptr ||
+         (Category(c) == UTF8PROC_CATEGORY_MN &&
+          FindRange(kUnknownNonspacingMarks, c) == nullptr);
+}
+
+bool IsBertControl(char32_t c) {
+  if (c == '\t' || c == '\n' || c == '\r') return false;
+  const utf8proc_category_t category = Category(c);
+  return FindRange(kFurtherControls, c) != nullptr ||
+         ((category == UTF8PROC_CATEGORY_CC ||
+           category == UTF8PROC_CATEGORY_CF ||
+           category == UTF8PROC_CATEGORY_CO) &&
+          FindRange(kUnknownControls, c) == nullptr);
+}
+
+void AppendLowercase(char32_t c, std::string* out) {
+  constexpr char32_t kCapitalIWithDot = 0x130;
+  if (c == kCapitalIWithDot) {
+    *out += "i\u0307";
+    return;
+  }
+  const CaseRange* const range = FindRange(kUpperCase, c);
+  if (range != nullptr && (c - range->first) % range->step == 0)
+    c = static_cast<char32_t>(static_cast<int32_t>(c) + range->delta);
+  AppendUtf8(c, out);
+}
+
 bool IsKnownToNormalization(char32_t c) {
   // What is newer than the oldest utf8proc is in the first table only.
   return FindRange(kCategorySubstitutions, c) == nullptr &&

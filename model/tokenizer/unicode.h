@@ -53,6 +53,14 @@ bool IsWord(char32_t c);
 bool IsNumeric(char32_t c);
 // ASCII punctuation, or category P of `unicode_categories`.
 bool IsPunctuation(char32_t c);
+// What the normalizers of `tokenizers` remove: StripAccents the marks,
+// BertNormalizer nonspacing marks of its own table and, of categories Cc, Cf
+// and Co, what is neither tab nor end of line.
+bool IsMark(char32_t c);
+bool IsNonspacingMark(char32_t c);
+bool IsBertControl(char32_t c);
+// Rust's char::to_lowercase: of one character, whatever is around it.
+void AppendLowercase(char32_t c, std::string* out);
 // The normalizers of `tokenizers` know it, or there is nothing to know.
 bool IsKnownToNormalization(char32_t c);
 

@@ -29,6 +29,8 @@ def pre_tokenizers():
       {"type": "Digits", "individual_digits": False},
       {"type": "Whitespace"}, {"type": "WhitespaceSplit"},
       {"type": "CharDelimiterSplit", "delimiter": "e"},
+      {"type": "BertPreTokenizer"}, {"type": "FixedLength", "length": 1},
+      {"type": "FixedLength", "length": 3},
       split(SPLIT_LLAMA3), split(SPLIT_O200K),
       # BLOOM: a class inside a class.
       split(" ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"),
@@ -69,11 +71,22 @@ def normalizers():
       {"type": "Strip", "strip_left": False, "strip_right": True},
       {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
       {"type": "Replace", "pattern": {"Regex": "\\s{2,}"}, "content": "_"},
+      {"type": "Lowercase"}, {"type": "StripAccents"}, {"type": "Nmt"},
+      {"type": "Sequence", "normalizers": [
+          {"type": "NFD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]},
+      bert(True, True, None, True), bert(True, True, None, False),
+      bert(False, True, True, False), bert(True, False, False, True),
       {"type": "Sequence", "normalizers": [
           {"type": "NFKC"},
           {"type": "Replace", "pattern": {"String": "the"}, "content": ""},
           {"type": "Prepend", "prepend": "> "}]},
   ]
+
+
+def bert(clean, chinese, strip, lowercase):
+  return {"type": "BertNormalizer", "clean_text": clean,
+          "handle_chinese_chars": chinese, "strip_accents": strip,
+          "lowercase": lowercase}
 
 
 def decoders():
@@ -138,6 +151,18 @@ def random_texts(rng, count):
   return texts
 
 
+# Letters of every case, marks of every kind, controls.
+REWRITTEN_TEXTS = [
+    "\u0130STANBUL \u01c5 \u01c4 \u1e9e \u03a3\u03a3 \u00c9COLE \u0410\u0411\u0412",
+    "\u10a0\u13a0\uab70\u2c2f\u1c90 \U00010400\U00010427 \ua7cb \u2160\u24b6",
+    "A\u030a \u00c5 n\u0303\u00f1 \u0915\u093f\u0902 \u20dd \u0e48\u0e01\u0e31 "
+    "\u1dc0\u0488",
+    "a\x00b\x08c\x0bd\x0ce\x1ff\x7f\u0080\u008f\u009f\u00ad\u200b\u200e\u2028",
+    "\u2060\ue000\ufeff\ufffd\U000f0000 \u3000\u1680\u2581",
+    "x\u4e00\u9fff\u3400\uf900\U00020000\U0002b740\U0002f800\u3042\uac00y",
+]
+
+
 def write(kind, folder):
   rng = np.random.default_rng(seed_of(kind))
   texts = CASE_TEXTS + random_texts(rng, 24)
@@ -152,7 +177,8 @@ def write(kind, folder):
     for part in normalizers():
       model = Tokenizer.from_str(json.dumps(whole(part, "normalizer")))
       entries.append({"part": part, "cases": [
-          [text, model.normalizer.normalize_str(text)] for text in texts]})
+          [text, model.normalizer.normalize_str(text)]
+          for text in texts + REWRITTEN_TEXTS]})
   else:
     for part in decoders():
       model = Tokenizer.from_str(json.dumps(whole(part, "decoder")))
