@@ -125,8 +125,16 @@ absl::StatusOr<size_t> PosixFile::ReadUpTo(
     attempts = 0;
     pause = kFirstPause;
     done += static_cast<size_t>(n);
+    // No read can begin there: it is where the file ends.
+    if (direct_ && static_cast<size_t>(n) % kDirectAlignment != 0) break;
   }
   return done;
+}
+
+bool PosixFile::ReadDirectly() {
+  const int flags = fcntl(fd_, F_GETFL);
+  direct_ = flags >= 0 && fcntl(fd_, F_SETFL, flags | O_DIRECT) == 0;
+  return direct_;
 }
 
 void PosixFile::ReadNothingAhead() const {

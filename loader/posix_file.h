@@ -24,6 +24,9 @@
 
 namespace quire {
 
+// Of every disk in use: no logical block is larger.
+inline constexpr uint64_t kDirectAlignment = 4096;
+
 class PosixFile : public RandomAccessFile {
  public:
   // Errors as OpenFile's.
@@ -40,6 +43,12 @@ class PosixFile : public RandomAccessFile {
   // looked at, which may be null; once it is set the result is kCancelled.
   absl::StatusOr<size_t> ReadUpTo(uint64_t offset, std::span<std::byte> out,
                                   const std::atomic<bool>* stop) const;
+
+  // Reads pass the page cache by from here on (O_DIRECT), where the file system
+  // knows how; returns whether. Offsets, sizes and memory of reads must then be
+  // multiples of kDirectAlignment. REQUIRES: nobody reads.
+  bool ReadDirectly();
+  bool direct() const { return direct_; }
 
   // Reads that were made again so far.
   uint64_t retries() const { return retries_.load(std::memory_order_relaxed); }
@@ -62,6 +71,7 @@ class PosixFile : public RandomAccessFile {
 
   const int fd_;
   const FileStamp opened_as_;
+  bool direct_ = false;
   mutable std::atomic<uint64_t> retries_{0};
 };
 

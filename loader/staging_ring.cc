@@ -1,19 +1,16 @@
 #include "loader/staging_ring.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/try_twice.h"
 
 namespace quire {
 
-StagingRing::StagingRing(Driver* driver, DeviceId device, size_t buffers,
-                         Bytes buffer_size)
-    : driver_(driver),
-      device_(device),
-      buffer_size_(buffer_size),
-      slots_(buffers) {}
+StagingRing::StagingRing(Driver* driver, DeviceId device,
+                         std::span<const Bytes> sizes)
+    : driver_(driver), device_(device), slots_(sizes.size()) {
+  for (size_t i = 0; i < sizes.size(); ++i) slots_[i].size = sizes[i];
+}
 
 absl::Status StagingRing::Open() {
   QUIRE_ASSIGN_OR_RETURN(stream_, driver_->CreateStream(device_));
@@ -26,7 +23,7 @@ absl::StatusOr<std::byte*> StagingRing::Acquire(size_t buffer) {
     QUIRE_ASSIGN_OR_RETURN(slot.event, driver_->CreateEvent(device_));
   }
   if (slot.memory == nullptr) {
-    QUIRE_ASSIGN_OR_RETURN(slot.memory, driver_->AllocatePinned(buffer_size_));
+    QUIRE_ASSIGN_OR_RETURN(slot.memory, driver_->AllocatePinned(slot.size));
   }
   if (slot.sealed) {
     QUIRE_RETURN_IF_ERROR(driver_->SynchronizeEvent(*slot.event));
@@ -53,10 +50,10 @@ absl::Status StagingRing::Drain() {
 }
 
 Bytes StagingRing::pinned() const {
-  const auto held =
-      std::count_if(slots_.begin(), slots_.end(),
-                    [](const Slot& slot) { return slot.memory != nullptr; });
-  return Bytes(buffer_size_.value() * static_cast<uint64_t>(held));
+  Bytes held;
+  for (const Slot& slot : slots_)
+    if (slot.memory != nullptr) held = SaturatingAdd(held, slot.size);
+  return held;
 }
 
 absl::Status StagingRing::Close() {

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,15 +27,13 @@ namespace quire {
 
 class StagingRing {
  public:
-  StagingRing(Driver* driver, DeviceId device, size_t buffers,
-              Bytes buffer_size);
+  StagingRing(Driver* driver, DeviceId device, std::span<const Bytes> sizes);
   // REQUIRES: Close was called, or Open never was or failed.
   ~StagingRing() = default;
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
 
   size_t buffers() const { return slots_.size(); }
-  Bytes buffer_size() const { return buffer_size_; }
 
   absl::Status Open();
   // The buffer, free to be written. Pins it at first use; later waits until
@@ -57,6 +56,7 @@ class StagingRing {
 
  private:
   struct Slot {
+    Bytes size;
     void* memory = nullptr;
     std::optional<EventId> event;
     bool sealed = false;  // the event stands for copies out of the buffer
@@ -64,7 +64,6 @@ class StagingRing {
 
   Driver* const driver_;
   const DeviceId device_;
-  const Bytes buffer_size_;
   std::optional<StreamId> stream_;
   std::vector<Slot> slots_;
 };

@@ -75,7 +75,39 @@ absl::Status CheckOptions(const StreamingOptions& options) {
                      options.buffer_size.value(), " bytes: it takes 1 to ",
                      kMaxStagingBytes.value(), " bytes in all"));
   }
+  if (options.direct && options.buffer_size.value() % kDirectAlignment != 0)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "direct reads into buffers of ", options.buffer_size.value(),
+        " bytes: they take multiples of ", kDirectAlignment));
   return CheckMilestones(options);
+}
+
+// The bytes that a direct read of a chunk fetches: whole blocks of the disk.
+struct DirectSpan {
+  uint64_t begin;  // in the file
+  uint64_t lead;   // of which so many come before the chunk
+  uint64_t size;
+};
+DirectSpan DirectSpanOf(const Chunk& chunk) {
+  const uint64_t lead = chunk.offset % kDirectAlignment;
+  const uint64_t end = lead + chunk.size;
+  return {chunk.offset - lead, lead,
+          (end + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment};
+}
+
+// By buffer, the most that a chunk has there. Chunks end at multiples of the
+// size of a buffer, so that the blocks of one fit where it fits.
+std::vector<Bytes> BufferSizes(ChunkPlan plan,
+                               const StreamingOptions& options) {
+  std::vector<Bytes> sizes;
+  const auto buffers = static_cast<size_t>(options.buffers);
+  while (const std::optional<Chunk> chunk = plan.Next()) {
+    const size_t buffer = chunk->index % buffers;
+    if (buffer == sizes.size()) sizes.emplace_back();
+    const Bytes size(options.direct ? DirectSpanOf(*chunk).size : chunk->size);
+    sizes[buffer] = std::max(sizes[buffer], size);
+  }
+  return sizes;
 }
 
 // The files of a checkpoint, each open from its first chunk to its last, so
@@ -83,8 +115,10 @@ absl::Status CheckOptions(const StreamingOptions& options) {
 // Thread-safe.
 class OpenFiles {
  public:
-  explicit OpenFiles(const Checkpoint& checkpoint)
-      : checkpoint_(checkpoint), files_(checkpoint.files().size()) {}
+  OpenFiles(const Checkpoint& checkpoint, bool direct)
+      : checkpoint_(checkpoint),
+        direct_(direct),
+        files_(checkpoint.files().size()) {}
 
   // Valid until Close of the same file.
   absl::StatusOr<const PosixFile*> Get(uint32_t file)
@@ -94,6 +128,8 @@ class OpenFiles {
     QUIRE_ASSIGN_OR_RETURN(auto opened,
                            OpenUnchanged(checkpoint_.files()[file]));
     opened->ReadNothingAhead();
+    if (!direct_ || !opened->ReadDirectly())
+      all_direct_.store(false, std::memory_order_relaxed);
     files_[file] = std::move(opened);
     return files_[file].get();
   }
@@ -110,17 +146,31 @@ class OpenFiles {
   }
   // Of the files that are closed.
   uint64_t retries() const { return retries_.load(std::memory_order_relaxed); }
+  // Of the files so far.
+  bool all_direct() const {
+    return all_direct_.load(std::memory_order_relaxed);
+  }
 
  private:
   const Checkpoint& checkpoint_;
+  const bool direct_;
   Mutex mutex_;
   std::vector<std::unique_ptr<PosixFile>> files_ ABSL_GUARDED_BY(mutex_);
   std::atomic<uint64_t> retries_{0};
+  std::atomic<bool> all_direct_{true};
 };
+
+absl::Status AtTensorOf(const Chunk& chunk, const absl::Status& status) {
+  return absl::Status(
+      status.code(),
+      absl::StrCat(status.message(), " (tensor ",
+                   Quoted(chunk.pieces.front().tensor->name), ")"));
+}
 
 // A chunk that is in its buffer, or the reason why it is not.
 struct StagedChunk {
   Chunk chunk;
+  uint64_t begin = 0;  // in the buffer
   absl::Status status;
   std::vector<uint32_t> crc32;  // of each piece; empty without checksums
 };
@@ -132,10 +182,8 @@ class StreamingLoad {
       : options_(options),
         total_(plan.total()),
         start_(Clock::now()),
-        // A load that is smaller than a buffer pins no more than itself.
-        ring_(driver, device, static_cast<size_t>(options.buffers),
-              std::min(options.buffer_size, total_)),
-        files_(checkpoint),
+        ring_(driver, device, BufferSizes(plan, options)),
+        files_(checkpoint, options.direct),
         plan_(std::move(plan)),
         staged_(ring_.buffers()) {}
 
@@ -162,6 +210,12 @@ class StreamingLoad {
   // `at` on.
   absl::Status ReadRun(const PosixFile& file, const Chunk& chunk,
                        uint64_t offset, std::span<std::byte> bytes, size_t at);
+  // The whole chunk, with the rest of its first and its last block.
+  absl::Status ReadDirectly(const PosixFile& file, const Chunk& chunk,
+                            std::byte* memory);
+  // `got` bytes of the chunk are all that the file has.
+  static absl::Status BecameShorter(const PosixFile& file, const Chunk& chunk,
+                                    uint64_t end_of_file, size_t got);
 
   const StreamingOptions& options_;
   const Bytes total_;
@@ -208,6 +262,7 @@ absl::StatusOr<LoadReport> StreamingLoad::Run() {
   if (status.ok() && total_.zero()) status = ReportArrivals(SIZE_MAX);
   if (!status.ok()) return status;
   report_.read_retries = files_.retries();
+  report_.direct = !total_.zero() && files_.all_direct();
   report_.seconds = SecondsSince(start_);
   if (!total_.zero()) ReportProgress();
   return std::move(report_);
@@ -279,8 +334,9 @@ absl::StatusOr<StagedChunk> StreamingLoad::TakeStaged(size_t buffer) {
 absl::Status StreamingLoad::CopyChunk(size_t buffer,
                                       const StagedChunk& staged) {
   for (const ChunkPiece& piece : staged.chunk.pieces) {
-    const absl::Status copied = ring_.Copy(buffer, piece.offset_in_chunk,
-                                           piece.size, piece.destination);
+    const absl::Status copied =
+        ring_.Copy(buffer, staged.begin + piece.offset_in_chunk, piece.size,
+                   piece.destination);
     if (!copied.ok()) {
       return absl::Status(
           copied.code(),
@@ -365,15 +421,21 @@ absl::Status StreamingLoad::ReadChunk(size_t buffer, StagedChunk* staged) {
   const Chunk& chunk = staged->chunk;
   QUIRE_ASSIGN_OR_RETURN(const PosixFile* file, files_.Get(chunk.file));
   QUIRE_ASSIGN_OR_RETURN(std::byte * memory, ring_.Acquire(buffer));
-  absl::Status status;
-  uint64_t end = chunk.offset;
-  ForEachRun(chunk, [&](uint64_t offset, size_t at, uint64_t size) {
-    if (!status.ok()) return;
-    status = ReadRun(*file, chunk, offset, {memory + at, size}, at);
-    end = offset + size;
-  });
-  QUIRE_RETURN_IF_ERROR(status);
-  file->DropCache(chunk.offset, end - chunk.offset);
+  if (file->direct()) {
+    QUIRE_RETURN_IF_ERROR(ReadDirectly(*file, chunk, memory));
+    staged->begin = DirectSpanOf(chunk).lead;
+    memory += staged->begin;
+  } else {
+    absl::Status status;
+    uint64_t end = chunk.offset;
+    ForEachRun(chunk, [&](uint64_t offset, size_t at, uint64_t size) {
+      if (!status.ok()) return;
+      status = ReadRun(*file, chunk, offset, {memory + at, size}, at);
+      end = offset + size;
+    });
+    QUIRE_RETURN_IF_ERROR(status);
+    file->DropCache(chunk.offset, end - chunk.offset);
+  }
   if (options_.checksum) {
     staged->crc32.reserve(chunk.pieces.size());
     for (const ChunkPiece& piece : chunk.pieces) {
@@ -389,21 +451,32 @@ absl::Status StreamingLoad::ReadRun(const PosixFile& file, const Chunk& chunk,
                                     uint64_t offset, std::span<std::byte> bytes,
                                     size_t at) {
   const auto got = file.ReadUpTo(offset, bytes, &stop_);
-  if (!got.ok()) {
-    return absl::Status(
-        got.status().code(),
-        absl::StrCat(got.status().message(), " (tensor ",
-                     Quoted(chunk.pieces.front().tensor->name), ")"));
-  }
+  if (!got.ok()) return AtTensorOf(chunk, got.status());
   if (*got == bytes.size()) return absl::OkStatus();
+  return BecameShorter(file, chunk, offset + *got, at + *got);
+}
+
+absl::Status StreamingLoad::ReadDirectly(const PosixFile& file,
+                                         const Chunk& chunk,
+                                         std::byte* memory) {
+  const DirectSpan span = DirectSpanOf(chunk);
+  const auto read = file.ReadUpTo(span.begin, {memory, span.size}, &stop_);
+  if (!read.ok()) return AtTensorOf(chunk, read.status());
+  if (*read >= span.lead + chunk.size) return absl::OkStatus();
+  return BecameShorter(file, chunk, span.begin + *read,
+                       *read > span.lead ? *read - span.lead : 0);
+}
+
+absl::Status StreamingLoad::BecameShorter(const PosixFile& file,
+                                          const Chunk& chunk,
+                                          uint64_t end_of_file, size_t got) {
   const auto piece = std::find_if(
-      chunk.pieces.begin(), chunk.pieces.end(), [&](const ChunkPiece& p) {
-        return at + *got < p.offset_in_chunk + p.size;
-      });
+      chunk.pieces.begin(), chunk.pieces.end(),
+      [&](const ChunkPiece& p) { return got < p.offset_in_chunk + p.size; });
   return absl::DataLossError(absl::StrCat(
       file.display_name(),
       ": the file became shorter while it was being read: it ends at byte ",
-      offset + *got, ", inside tensor ", Quoted(piece->tensor->name), " (",
+      end_of_file, ", inside tensor ", Quoted(piece->tensor->name), " (",
       piece->tensor->size.value(), " bytes at ", piece->tensor->offset, ")"));
 }
 
@@ -429,7 +502,23 @@ absl::StatusOr<LoadReport> StreamSlices(
   if (options.checksum)
     return absl::InvalidArgumentError(
         "checksums are of whole tensors, and slices are parts of them");
+  if (options.direct)
+    return absl::InvalidArgumentError(
+        "direct reads are of whole tensors: the runs of slices begin anywhere");
   return Stream(driver, device, checkpoint, placements, options);
+}
+
+absl::StatusOr<Bytes> StagingBytes(const Checkpoint& checkpoint,
+                                   std::span<const TensorPlacement> placements,
+                                   const StreamingOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckOptions(options));
+  QUIRE_ASSIGN_OR_RETURN(ChunkPlan plan,
+                         ChunkPlan::Create(checkpoint, placements,
+                                           options.buffer_size, options.order));
+  Bytes total;
+  for (const Bytes size : BufferSizes(std::move(plan), options))
+    total = SaturatingAdd(total, size);
+  return total;
 }
 
 absl::StatusOr<LoadReport> StreamTensors(

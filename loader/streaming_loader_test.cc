@@ -181,6 +181,8 @@ TEST_F(StreamingLoaderTest, CarriesEveryByteThroughRingsOfEverySize) {
       target.ExpectHolds(placements, tensors);
       EXPECT_EQ(report->bytes, checkpoint->total_size());
       EXPECT_LE(report->staging_peak.value(), size * buffers);
+      EXPECT_EQ(report->staging_peak,
+                *StagingBytes(*checkpoint, placements, options));
       EXPECT_GE(report->chunks, checkpoint->total_size().value() / size);
       ASSERT_EQ(report->crc32.size(), tensors.size());
       for (const KnownTensor& tensor : tensors)
@@ -221,6 +223,31 @@ TEST_F(StreamingLoaderTest, ReadsOneChunkForTensorsThatLieSideBySide) {
   EXPECT_EQ(report->chunks, 1u);
   // The ring is no larger than what passes through it.
   EXPECT_EQ(report->staging_peak, report->bytes);
+}
+
+// Chunks that gaps keep small take small buffers.
+TEST_F(StreamingLoaderTest, PinsNoMoreThanPassesThroughABuffer) {
+  std::vector<KnownTensor> tensors;
+  for (uint32_t i = 0; i < 8; ++i)
+    tensors.push_back(
+        {absl::StrCat("t", i), PseudoRandomBytes(100 + 10 * i, i)});
+  WriteNaiveCheckpoint(folder_, tensors);
+  const auto checkpoint = OpenCheckpoint();
+  LoadTarget target(KiB(64));
+  auto placements = target.PlaceAll(*checkpoint);
+  // The odd ones are left out, so that each of the others is a chunk.
+  std::erase_if(placements, [](const TensorPlacement& placement) {
+    return (placement.tensor->name.back() - '0') % 2 == 1;
+  });
+  const StreamingOptions options = Ring(3, MiB(1));
+  const auto report = StreamTensors(target.driver(), DeviceId(0), *checkpoint,
+                                    placements, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->chunks, 4u);
+  // t0 and t6 pass through the first buffer, t2 and t4 through the others.
+  EXPECT_EQ(report->staging_peak, Bytes(160 + 120 + 140));
+  EXPECT_EQ(*StagingBytes(*checkpoint, placements, options),
+            report->staging_peak);
 }
 
 TEST_F(StreamingLoaderTest, LeavesOutWhatIsNotPlaced) {

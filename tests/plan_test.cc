@@ -51,6 +51,8 @@ TEST_P(PlanTest, ASessionTakesWhatWasPlanned) {
             Bytes(taken.requested_bytes));
   EXPECT_EQ(plan.usable, (*session)->runtime().memory()->GetStatistics().limit);
   EXPECT_EQ(plan.longest_sequence, (*session)->cache().AdmissibleTokens());
+  EXPECT_EQ(plan.staging_peak,
+            (*session)->weights().load_report().staging_peak);
   EXPECT_EQ(plan.parts.size(), (*session)->config().layers + 3u);
 }
 

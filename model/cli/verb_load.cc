@@ -31,6 +31,7 @@ namespace {
 struct LoadOptions {
   std::string model;
   bool verify = false;
+  bool direct = false;
   std::string order = "file";
   std::string progress = "auto";
   std::string backing = "memory";
@@ -134,6 +135,7 @@ absl::Status Load(LoadOptions options) {
   });
   StreamingOptions streaming;
   streaming.checksum = options.verify;
+  streaming.direct = options.direct;
   streaming.progress = LoadProgressIn(options.progress);
   for (const TensorInfo* const tensor :
        OrderTensors(*checkpoint, options, &streaming)) {
@@ -168,6 +170,7 @@ absl::Status Load(LoadOptions options) {
                       {"staging_peak", report.staging_peak.value()},
                       {"anonymous_peak", anonymous_peak.value()},
                       {"device_mapped", memory.mapped_bytes},
+                      {"direct_io", report.direct},
                       {"read_retries", report.read_retries},
                       {"verified_tensors",
                        options.verify ? checkpoint->tensors().size() : 0},
@@ -208,6 +211,8 @@ void AddLoadVerb(CLI::App* app, Action* chosen) {
                    "with an event for each where --progress is json")
       ->check(CLI::IsMember({"file", "layers"}))
       ->capture_default_str();
+  verb->add_flag("--direct-io", options->direct,
+                 "Read past the page cache, where the file system allows it");
   AddProgressOption(verb, &options->progress);
   verb->add_option("--backing", options->backing,
                    "memory, or none: the device's pages carry no memory")

@@ -133,6 +133,7 @@ json ToJson(const ModelPlan& plan, const SessionOptions& options) {
           {"device_map", MapJson(plan.parts, places)},
           {"devices", DevicesJson(plan)},
           {"host", plan.host.value()},
+          {"staging_peak", plan.staging_peak.value()},
           {"host_peak", plan.host_peak.value()},
           {"disk", plan.disk.value()},
           {"alternatives", AlternativesJson(plan)},

@@ -63,11 +63,12 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(
 
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Reserve(
     Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
-    const WeightPlacement& placement, const WeightOptions& weight_options) {
+    const StreamingOptions& options, const WeightPlacement& placement,
+    const WeightOptions& weight_options) {
   std::unique_ptr<ModelWeights> weights(new ModelWeights(runtime));
   WeightBuilder builder(runtime, checkpoint, config, weight_options,
                         weights.get());
-  QUIRE_RETURN_IF_ERROR(builder.Reserve(placement));
+  QUIRE_RETURN_IF_ERROR(builder.Reserve(placement, options));
   return weights;
 }
 

@@ -91,21 +91,25 @@ absl::Status WeightBuilder::Refill(const ModelWeights& dropped,
                                                          : AllocationsDiffer();
 }
 
-absl::Status WeightBuilder::Reserve(const WeightPlacement& placement) {
+absl::Status WeightBuilder::Reserve(const WeightPlacement& placement,
+                                    const StreamingOptions& options) {
   owner_ = runtime_->RegisterOwner("weights");
   QUIRE_RETURN_IF_ERROR(Describe());
   QUIRE_RETURN_IF_ERROR(PlaceParts(placement));
-  QUIRE_RETURN_IF_ERROR(ForEachInHand([&] { return ReserveInHand(); }));
+  weights_->staging_.parts.resize(weights_->parts_.size());
+  QUIRE_RETURN_IF_ERROR(ForEachInHand([&] { return ReserveInHand(options); }));
   QUIRE_RETURN_IF_ERROR(ConnectParts(/*loaded=*/false));
   ListTensors();
   ReportUnused();
   return absl::OkStatus();
 }
 
-absl::Status WeightBuilder::ReserveInHand() {
-  QUIRE_RETURN_IF_ERROR(AllocateTensors().status());
+absl::Status WeightBuilder::ReserveInHand(const StreamingOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<TensorPlacement> tensors,
+                         AllocateTensors());
+  QUIRE_RETURN_IF_ERROR(ReserveStaging(tensors, options));
   QUIRE_RETURN_IF_ERROR(AllocateAtLoad());
-  QUIRE_RETURN_IF_ERROR(ReserveLanding());
+  QUIRE_RETURN_IF_ERROR(ReserveLanding(options));
   std::vector<WeightPart>& parts = weights_->parts_;
   for (size_t part = 0; part < parts.size(); ++part) {
     if (IsInHand(part))

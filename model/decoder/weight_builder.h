@@ -52,7 +52,8 @@ class WeightBuilder {
   absl::Status Describe();
   // Describes, allocates what Build allocates, in the same order, and fills in
   // the parts of the weights.
-  absl::Status Reserve(const WeightPlacement& placement);
+  absl::Status Reserve(const WeightPlacement& placement,
+                       const StreamingOptions& options);
   // After Describe.
   std::vector<PlacementBlock> Blocks() const;
   OwnerId owner() const { return owner_; }
@@ -145,12 +146,21 @@ class WeightBuilder {
   // calls `make`.
   absl::Status ForEachInHand(const std::function<absl::Status()>& make);
   absl::Status BuildInHand(const StreamingOptions& options, ThreadPool* pool);
-  absl::Status ReserveInHand();
+  absl::Status ReserveInHand(const StreamingOptions& options);
   // The bytes of a part, as they are kept.
   Bytes TensorBytes(size_t part) const;
   absl::StatusOr<std::vector<TensorPlacement>> AllocateTensors();
+  // Calls `load` for each device with what goes there, as a ring belongs to
+  // one.
+  absl::Status ForEachDevice(
+      std::span<const TensorPlacement> tensors,
+      const std::function<absl::Status(
+          DeviceId device, std::span<const TensorPlacement> here)>& load) const;
   absl::Status Stream(std::span<const TensorPlacement> tensors,
                       const StreamingOptions& options);
+  // Counts what Stream would pin.
+  absl::Status ReserveStaging(std::span<const TensorPlacement> tensors,
+                              const StreamingOptions& options);
   // Keeps the part in hand where it is to be kept.
   absl::Status Keep(std::span<const TensorPlacement> tensors);
   // Once all parts are built, or reserved and not `loaded`.
@@ -174,10 +184,18 @@ class WeightBuilder {
   absl::StatusOr<DeviceAddress> AllocateLanding(
       std::span<const PendingAtLoad* const> pending, Bytes* size);
   absl::Status FreeLanding(DeviceAddress landing);
-  absl::Status ReserveLanding();
+  absl::Status ReserveLanding(const StreamingOptions& options);
+  // Calls `load` with what lands at once: rows of `pending`, in order, as many
+  // as fit.
+  static absl::Status ForEachLanding(
+      std::span<const PendingAtLoad* const> pending, Bytes landing_size,
+      const std::function<absl::Status(std::span<const LandedRows>)>& load);
+  // Where the rows land, in their order.
+  static std::vector<TensorPlacement> PlacementsIn(
+      DeviceAddress landing, std::span<const LandedRows> landed);
   absl::Status StreamAtLoad(const StreamingOptions& options, ThreadPool* pool);
   absl::Status LoadAndRound(DeviceAddress landing,
-                            std::vector<LandedRows>* landed,
+                            std::span<const LandedRows> landed,
                             const StreamingOptions& options, ThreadPool* pool);
   absl::Status Round(const LandedRows& part, const void* rows,
                      ThreadPool* pool);

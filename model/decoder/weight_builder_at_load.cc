@@ -120,13 +120,29 @@ absl::Status WeightBuilder::FreeLanding(DeviceAddress landing) {
   return absl::OkStatus();
 }
 
-absl::Status WeightBuilder::ReserveLanding() {
+absl::Status WeightBuilder::ReserveLanding(const StreamingOptions& options) {
   const std::vector<const PendingAtLoad*> in_hand = AtLoadInHand();
   if (in_hand.empty()) return absl::OkStatus();
   Bytes size;
   QUIRE_ASSIGN_OR_RETURN(const DeviceAddress landing,
                          AllocateLanding(in_hand, &size));
+  QUIRE_RETURN_IF_ERROR(
+      ForEachLanding(in_hand, size, [&](std::span<const LandedRows> landed) {
+        return ReserveStaging(PlacementsIn(landing, landed), options);
+      }));
   return FreeLanding(landing);
+}
+
+std::vector<TensorPlacement> WeightBuilder::PlacementsIn(
+    DeviceAddress landing, std::span<const LandedRows> landed) {
+  std::vector<TensorPlacement> placements;
+  placements.reserve(landed.size());
+  for (const LandedRows& part : landed) {
+    // Inside the landing, so it does not overflow.
+    placements.push_back(
+        {&part.slice, *CheckedAdd(landing, Bytes(part.offset))});
+  }
+  return placements;
 }
 
 absl::Status WeightBuilder::StreamAtLoad(const StreamingOptions& options,
@@ -139,15 +155,24 @@ absl::Status WeightBuilder::StreamAtLoad(const StreamingOptions& options,
   const auto give_back =
       absl::MakeCleanup([&] { FreeLanding(landing).IgnoreError(); });
 
+  return ForEachLanding(in_hand, landing_size,
+                        [&](std::span<const LandedRows> landed) {
+                          return LoadAndRound(landing, landed, options, pool);
+                        });
+}
+
+absl::Status WeightBuilder::ForEachLanding(
+    std::span<const PendingAtLoad* const> all, Bytes landing_size,
+    const std::function<absl::Status(std::span<const LandedRows>)>& load) {
   std::vector<LandedRows> landed;
   uint64_t used = 0;
   const auto flush = [&]() -> absl::Status {
-    QUIRE_RETURN_IF_ERROR(LoadAndRound(landing, &landed, options, pool));
+    QUIRE_RETURN_IF_ERROR(load(landed));
     landed.clear();
     used = 0;
     return absl::OkStatus();
   };
-  for (const PendingAtLoad* const pending : in_hand) {
+  for (const PendingAtLoad* const pending : all) {
     const TensorInfo& tensor = *pending->tensor;
     const uint64_t row_bytes = RowBytes(tensor);
     for (uint64_t row = 0; row < tensor.shape[0];) {
@@ -177,20 +202,14 @@ absl::Status WeightBuilder::StreamAtLoad(const StreamingOptions& options,
 }
 
 absl::Status WeightBuilder::LoadAndRound(DeviceAddress landing,
-                                         std::vector<LandedRows>* landed,
+                                         std::span<const LandedRows> landed,
                                          const StreamingOptions& options,
                                          ThreadPool* pool) {
-  std::vector<TensorPlacement> placements;
-  placements.reserve(landed->size());
-  for (const LandedRows& part : *landed) {
-    // Inside the landing, so it does not overflow.
-    placements.push_back(
-        {&part.slice, *CheckedAdd(landing, Bytes(part.offset))});
-  }
+  const std::vector<TensorPlacement> placements = PlacementsIn(landing, landed);
   QUIRE_RETURN_IF_ERROR(Stream(placements, options));
-  for (size_t i = 0; i < landed->size(); ++i)
-    QUIRE_RETURN_IF_ERROR(Round(
-        (*landed)[i], placements[i].destination.host_pointer<void>(), pool));
+  for (size_t i = 0; i < landed.size(); ++i)
+    QUIRE_RETURN_IF_ERROR(
+        Round(landed[i], placements[i].destination.host_pointer<void>(), pool));
   return absl::OkStatus();
 }
 

@@ -199,6 +199,37 @@ void WeightBuilder::ListTensors() {
                    });
 }
 
+absl::Status WeightBuilder::ForEachDevice(
+    std::span<const TensorPlacement> tensors,
+    const std::function<absl::Status(
+        DeviceId device, std::span<const TensorPlacement> here)>& load) const {
+  for (int i = 0; i < runtime_->device_count(); ++i) {
+    const DeviceId device(i);
+    std::vector<TensorPlacement> here;
+    for (const TensorPlacement& tensor : tensors) {
+      if (runtime_->memory(device)->Contains(tensor.destination))
+        here.push_back(tensor);
+    }
+    if (!here.empty()) QUIRE_RETURN_IF_ERROR(load(device, here));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::ReserveStaging(
+    std::span<const TensorPlacement> tensors, const StreamingOptions& options) {
+  WeightStaging& staging = weights_->staging_;
+  Bytes& most =
+      in_hand_ == kResidentParts ? staging.resident : staging.parts[in_hand_];
+  return ForEachDevice(
+      tensors,
+      [&](DeviceId, std::span<const TensorPlacement> here) -> absl::Status {
+        QUIRE_ASSIGN_OR_RETURN(const Bytes bytes,
+                               StagingBytes(checkpoint_, here, options));
+        most = std::max(most, bytes);
+        return absl::OkStatus();
+      });
+}
+
 absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
                                    const StreamingOptions& options) {
   // Of all parts, or of those that come again.
@@ -215,14 +246,8 @@ absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
       total = SaturatingAdd(total, pending.tensor->size);
   }
   LoadReport& report = weights_->load_report_;
-  // One device after another, since a ring belongs to one.
-  for (int device = 0; device < runtime_->device_count(); ++device) {
-    std::vector<TensorPlacement> here;
-    for (const TensorPlacement& tensor : tensors) {
-      if (runtime_->memory(DeviceId(device))->Contains(tensor.destination))
-        here.push_back(tensor);
-    }
-    if (here.empty()) continue;
+  const auto load = [&](DeviceId device,
+                        std::span<const TensorPlacement> here) -> absl::Status {
     StreamingOptions one = options;
     one.milestones.clear();
     // What is kept on disk may be read from the checkpoint again, if it stays
@@ -236,16 +261,17 @@ absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
                           report.seconds + progress.seconds});
       };
     }
-    QUIRE_ASSIGN_OR_RETURN(LoadReport loaded,
-                           StreamTensors(runtime_->driver(), DeviceId(device),
-                                         checkpoint_, here, one));
+    QUIRE_ASSIGN_OR_RETURN(
+        LoadReport loaded,
+        StreamTensors(runtime_->driver(), device, checkpoint_, here, one));
     report.bytes = SaturatingAdd(report.bytes, loaded.bytes);
     report.seconds += loaded.seconds;
     report.staging_peak = std::max(report.staging_peak, loaded.staging_peak);
     report.chunks += loaded.chunks;
     report.crc32.merge(loaded.crc32);
-  }
-  return absl::OkStatus();
+    return absl::OkStatus();
+  };
+  return ForEachDevice(tensors, load);
 }
 
 absl::Status WeightBuilder::Keep(std::span<const TensorPlacement> tensors) {

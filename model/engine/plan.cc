@@ -1,7 +1,6 @@
 #include "quire/model/plan.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -132,48 +131,29 @@ Bytes BytesIn(const std::vector<WeightPart>& parts, MemoryTier tier) {
   return total;
 }
 
-// The buffers that a part, or what stays on a device, is read through: no more
-// of them is touched than is read.
-Bytes RingBytes(int buffers, Bytes buffer_size, Bytes read) {
-  return std::min(read,
-                  CheckedMultiply(buffer_size, static_cast<uint64_t>(buffers))
-                      .value_or(Bytes(UINT64_MAX)));
-}
-
-// The load goes by devices, and then by the parts that are kept elsewhere, each
-// of which stays when its ring has gone. Pinning takes no memory; what is on
-// disk is read again through buffers of its own.
+// What stays on devices comes first, then the parts that are kept elsewhere,
+// each of which stays when its ring has gone. Pinning what is kept takes no
+// memory. What is on disk is read back through one buffer when it has come, and
+// through all of them when it runs.
 Bytes HostPeak(const ModelWeights& weights, const SessionOptions& options) {
-  const StreamingOptions& ring = options.streaming;
   const OffloadOptions& offload = options.placement.offload;
   const std::vector<WeightPart>& parts = weights.parts();
-  std::map<DeviceId, Bytes> resident;
-  std::map<DeviceId, Bytes> on_disk;
-  std::vector<Bytes> read(parts.size());
-  for (const WeightTensor& tensor : weights.tensors())
-    read[tensor.part] = SaturatingAdd(read[tensor.part], tensor.file);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const DeviceId device = weights.residences()[i].device;
-    if (parts[i].place.tier == MemoryTier::kDevice)
-      resident[device] = SaturatingAdd(resident[device], read[i]);
-    if (parts[i].place.tier == MemoryTier::kDisk)
-      on_disk[device] = SaturatingAdd(on_disk[device], parts[i].size);
-  }
-  Bytes peak;
-  for (const auto& [device, bytes] : resident)
-    peak = std::max(peak, RingBytes(ring.buffers, ring.buffer_size, bytes));
+  const WeightStaging& staging = weights.staging();
+  Bytes peak = staging.resident;
   Bytes kept;
+  std::set<DeviceId> from_disk;  // devices that run what is on disk
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].place.tier == MemoryTier::kDevice) continue;
-    peak = std::max(
-        peak, SaturatingAdd(
-                  kept, RingBytes(ring.buffers, ring.buffer_size, read[i])));
-    if (parts[i].place.tier != MemoryTier::kHost) continue;
-    kept = SaturatingAdd(kept, parts[i].size);
+    peak = std::max(peak, SaturatingAdd(kept, staging.parts[i]));
+    if (parts[i].place.tier == MemoryTier::kHost)
+      kept = SaturatingAdd(kept, parts[i].size);
+    if (parts[i].place.tier == MemoryTier::kDisk && !parts[i].size.zero() &&
+        from_disk.insert(weights.residences()[i].device).second)
+      kept = SaturatingAdd(kept, offload.buffer_size);
   }
-  for (const auto& [device, bytes] : on_disk)
-    kept = SaturatingAdd(
-        kept, RingBytes(offload.buffers, offload.buffer_size, bytes));
+  const auto other_buffers = CheckedMultiply(
+      offload.buffer_size,
+      from_disk.size() * static_cast<uint64_t>(offload.buffers - 1));
+  kept = SaturatingAdd(kept, other_buffers.value_or(Bytes(UINT64_MAX)));
   return std::max(peak, kept);
 }
 
@@ -299,6 +279,9 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
   plan.host = BytesIn(plan.parts, MemoryTier::kHost);
   plan.disk = BytesIn(plan.parts, MemoryTier::kDisk);
   plan.tensors = weights.tensors();
+  plan.staging_peak = weights.staging().resident;
+  for (const Bytes bytes : weights.staging().parts)
+    plan.staging_peak = std::max(plan.staging_peak, bytes);
   plan.host_peak = HostPeak(weights, options);
   plan.parameters = weights.Parameters();
   for (const AdapterInfo& adapter : outlook.reservation.adapters) {

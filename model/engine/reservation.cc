@@ -38,7 +38,8 @@ absl::StatusOr<Reservation> ReserveModel(const Checkpoint& checkpoint,
   Runtime* const runtime = made.runtime.get();
   QUIRE_ASSIGN_OR_RETURN(made.weights,
                          ModelWeights::Reserve(runtime, checkpoint, config,
-                                               placement, options.weights));
+                                               options.streaming, placement,
+                                               options.weights));
   made.devices.resize(static_cast<size_t>(device_count));
   std::vector<Bytes> before;
   for (int i = 0; i < device_count; ++i)

@@ -60,6 +60,9 @@ struct StreamingOptions {
   // crc32 (zlib's) of every tensor in LoadReport::crc32, of the bytes as they
   // passed through the ring.
   bool checksum = false;
+  // Reads pass the page cache by (O_DIRECT), where the file system allows it.
+  // The size of the buffers is a multiple of 4096 then.
+  bool direct = false;
   // Called from the loading thread, a few times a second and at the end.
   std::function<void(const LoadProgress&)> progress;
   LoadOrder order = LoadOrder::kFile;
@@ -88,7 +91,8 @@ struct SlicePlacement {
 struct LoadReport {
   Bytes bytes;
   double seconds = 0;
-  Bytes staging_peak;  // pinned memory held at once
+  Bytes staging_peak;   // pinned memory held at once
+  bool direct = false;  // every read passed the page cache by
   uint64_t chunks = 0;
   // Reads that failed for a passing reason, and were made again.
   uint64_t read_retries = 0;
@@ -104,10 +108,18 @@ absl::StatusOr<LoadReport> StreamTensors(
     std::span<const TensorPlacement> placements,
     const StreamingOptions& options = {});
 
-// The same for parts of tensors: what one rank takes of linears that several
-// compute together (tensor_split.h). No other byte is read. Runs of a few KiB
-// cost a call of the system each. REQUIRES: options.checksum is not set, as
-// checksums are of whole tensors.
+// What StreamTensors pins for these, at its most: each buffer of the ring is as
+// large as the largest part of a file that passes through it. Errors: as
+// StreamTensors', of the options and the placements.
+absl::StatusOr<Bytes> StagingBytes(const Checkpoint& checkpoint,
+                                   std::span<const TensorPlacement> placements,
+                                   const StreamingOptions& options = {});
+
+// The same as StreamTensors for parts of tensors: what one rank takes of
+// linears that several compute together (tensor_split.h). No other byte is
+// read. Runs of a few KiB cost a call of the system each. REQUIRES:
+// options.checksum is not set, as checksums are of whole tensors, and
+// options.direct is not, as runs begin anywhere.
 absl::StatusOr<LoadReport> StreamSlices(
     Driver* driver, DeviceId device, const Checkpoint& checkpoint,
     std::span<const SlicePlacement> placements,

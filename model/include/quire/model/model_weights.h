@@ -81,6 +81,13 @@ struct WeightPlacement {
   OffloadOptions offload;
 };
 
+// The most that a load pins to read through: for the parts that stay on
+// devices, which come together, and for each of the others.
+struct WeightStaging {
+  Bytes resident;
+  std::vector<Bytes> parts;  // by part; 0 of those that are resident
+};
+
 // Where a pass finds a part.
 struct PartResidence {
   DeviceId device;                // that it runs on
@@ -117,7 +124,7 @@ class ModelWeights {
   // be read. `runtime` must outlive it.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Reserve(
       Runtime* runtime, const Checkpoint& checkpoint, const ModelConfig& config,
-      const WeightPlacement& placement = {},
+      const StreamingOptions& options, const WeightPlacement& placement = {},
       const WeightOptions& weight_options = {});
   ~ModelWeights();
 
@@ -168,6 +175,8 @@ class ModelWeights {
   const std::vector<WeightPart>& parts() const { return parts_; }
   // By part, in the order of the model. Of Reserve only.
   const std::vector<WeightTensor>& tensors() const { return tensors_; }
+  // What Load would pin. Of Reserve only.
+  const WeightStaging& staging() const { return staging_; }
   // By part. The parts that a store has must be acquired before they run.
   const std::vector<PartResidence>& residences() const { return residences_; }
   // Of all stores together.
@@ -226,6 +235,7 @@ class ModelWeights {
   std::vector<float> inverse_frequencies_;
   std::vector<WeightPart> parts_;
   std::vector<WeightTensor> tensors_;
+  WeightStaging staging_;
   LoadReport load_report_;
   std::vector<std::string> warnings_;
 };

@@ -67,8 +67,9 @@ struct ModelPlan {
   std::vector<DevicePlan> devices;
   Bytes host;  // of the weights, in host memory
   Bytes disk;  // of the weights, on disk
-  // Anonymous memory of the process at its worst, for weights: what the host
-  // keeps of them, and the buffers that they are read through.
+  Bytes staging_peak;  // pinned for the load, as LoadReport has it
+  // Memory of the host at its worst, for weights: what it keeps of them, and
+  // the buffers that they are read through.
   Bytes host_peak;
   uint64_t parameters = 0;
   // Parameters * bytes of each * 1.2, as people reckon.
