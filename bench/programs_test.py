@@ -19,6 +19,7 @@ SEEDED = {"allocator_bench", "fragmentation_stress", "kv_stress",
 # An empty name is no file, where no name at all means something else.
 NAMES = {"fragmentation_stress": ["--load", "lifo", "--trace", ""],
          "kv_stress": ["--trace", ""],
+         "load_bench": [""],
          "model_switching": ["--generate", "3", "--traces", ""],
          "serving_replay": [""],
          "sleep_bench": ["--folder", ""]}
