@@ -247,6 +247,7 @@ int Main(int argc, char** argv) {
     }
     results.push_back(*result);
   }
+  progress.Clear();
   if (options.json) {
     nlohmann::json json = nlohmann::json::array();
     const nlohmann::json run = DescribeRun(app, argc, argv);

@@ -17,7 +17,8 @@ BENCHMARKS = {"micro_bench", "ops_bench"}
 SEEDED = {"allocator_bench", "fragmentation_stress", "kv_stress",
           "model_switching", "serving_replay", "synthetic_model"}
 # An empty name is no file, where no name at all means something else.
-NAMES = {"fragmentation_stress": ["--load", "lifo", "--trace", ""],
+NAMES = {"convert_trace": ["", "out.csv"],
+         "fragmentation_stress": ["--load", "lifo", "--trace", ""],
          "kv_stress": ["--trace", ""],
          "load_bench": [""],
          "model_switching": ["--generate", "3", "--traces", ""],

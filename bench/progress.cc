@@ -32,8 +32,11 @@ ProgressLine::ProgressLine()
       start_(std::chrono::steady_clock::now()),
       drawn_(start_) {}
 
-ProgressLine::~ProgressLine() {
-  if (visible_) std::fprintf(stderr, "\r\033[K");
+void ProgressLine::Clear() {
+  if (!visible_) return;
+  std::fprintf(stderr, "\r\033[K");
+  std::fflush(stderr);
+  visible_ = false;
 }
 
 void ProgressLine::Update(const std::string& what, double done, double total) {

@@ -13,14 +13,16 @@ namespace quire {
 class ProgressLine {
  public:
   ProgressLine();
-  // Takes the line away.
-  ~ProgressLine();
+  ~ProgressLine() { Clear(); }
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   // `done` of `total` parts of the whole run. Draws at most a few times a
   // second, and nothing where stderr is no terminal.
   void Update(const std::string& what, double done, double total);
+  // Takes the line away, as before something is printed where it stands; the
+  // next Update draws it again.
+  void Clear();
 
  private:
   const bool terminal_;

@@ -218,6 +218,7 @@ absl::Status Run(const Options& options) {
     sleep_ratio.push_back(round.copy_out / round.sleep);
     wake_ratio.push_back(round.copy_in / round.wake);
   }
+  progress.Clear();
   std::cout << absl::StrFormat(
       "%s, %d processors, %s; %s to %s, medians of %d\n"
       "              seconds   memcpy   speed to memcpy's\n"

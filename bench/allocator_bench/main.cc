@@ -85,6 +85,7 @@ int Main(int argc, char** argv) {
     }
     sections.push_back(*std::move(measured));
   }
+  progress.Clear();
   if (json) {
     nlohmann::json report = ReportToJson(circumstances, sections);
     report["settings"] = DescribeRun(app, argc, argv);

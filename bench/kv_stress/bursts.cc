@@ -85,8 +85,13 @@ absl::StatusOr<std::vector<BurstResult>> SimulateBursts(
     servers.push_back(std::move(server));
   }
   for (uint32_t round = 0; round < options.rounds; ++round) {
-    for (size_t active = 0; active < servers.size(); ++active)
+    for (size_t active = 0; active < servers.size(); ++active) {
       QUIRE_RETURN_IF_ERROR(RunBurst(options.requests, active, &servers));
+      if (!options.progress) continue;
+      const size_t over = round * servers.size() + active + 1;
+      options.progress(static_cast<double>(over) /
+                       static_cast<double>(options.rounds * servers.size()));
+    }
   }
   std::vector<BurstResult> results;
   for (Server& server : servers) {

@@ -5,6 +5,7 @@
 #define QUIRE_BENCH_KV_STRESS_BURSTS_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct BurstOptions {
   std::vector<StressRequest> requests;
   // What ends is unmapped at once, else parked for the next one.
   bool eager_reclaim = true;
+  // Told of the part of the bursts that are over; may be null.
+  std::function<void(double done)> progress;
 };
 
 struct BurstResult {

@@ -181,6 +181,7 @@ absl::Status Run(const Options& options) {
       results.push_back({*std::move(result), speeds[i], ""});
     }
   }
+  progress.Clear();
   if (std::all_of(
           results.begin(), results.end(),
           [](const StressResult& result) { return !result.failure.empty(); }))
@@ -238,8 +239,11 @@ absl::Status RunBursts(const Options& options) {
   RandomRequestOptions random = options.serving.random;
   if (options.serving.requests > 0) random.requests = options.serving.requests;
   bursts.requests = MakeRandomRequests(random);
+  ProgressLine progress;
+  bursts.progress = [&](double done) { progress.Update("bursts", done, 1); };
   QUIRE_ASSIGN_OR_RETURN(const std::vector<BurstResult> results,
                          SimulateBursts(bursts));
+  progress.Clear();
   if (!options.json) {
     std::cout << FormatBursts(bursts.kv_memory, results);
     return absl::OkStatus();

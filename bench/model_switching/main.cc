@@ -212,6 +212,7 @@ absl::StatusOr<std::vector<SwitchingRun>> RunAll(
             PlayScenario(scenario, workloads, policy, options);
         QUIRE_RETURN_IF_ERROR(InScenario(result.status(), scenario));
         run.result = *std::move(result);
+        progress.Clear();
         ended(run);
         runs.push_back(std::move(run));
       }
@@ -264,6 +265,7 @@ absl::StatusOr<bool> PlayRealModels(const SwitchingArguments& arguments,
     right = right && (result.failure || AllEqual(models, result));
     results.push_back(std::move(result));
   }
+  progress.Clear();
   std::cout << (arguments.json ? RealToJson(models, results, settings)
                                : RealToTable(models, results));
   return right;

@@ -83,6 +83,7 @@ class Replay {
         QUIRE_RETURN_IF_ERROR(RunOne(trace, load_factor));
       }
     }
+    progress_.Clear();
     if (!options_.json) std::cout << ServingToTable(runs_);
     if (std::all_of(runs_.begin(), runs_.end(),
                     [](const ServingRun& run) { return !run.failure.empty(); }))
@@ -140,6 +141,7 @@ class Replay {
                          std::string(result.status().message())));
       }
       if (options_.json) {
+        progress_.Clear();
         nlohmann::json settings =
             ServingSettingsToJson(arguments, simulation, costs_);
         settings["create_page_us"] = create_us_;
