@@ -93,8 +93,8 @@ absl::Status DeviceAllocator::Impl::Free(DeviceAddress address,
         thread_cache_index.Find(number_, stream, span->heap);
     const std::optional<uint32_t> slot = span->SlotAt(address.value());
     if (cache != nullptr && slot && cache->Enter()) [[likely]] {
-      AtomicSlotRecord* const record = &span->record(*slot);
-      const SlotRecord was = record->load();
+      const SlotRecordPlace record = span->record(*slot);
+      const SlotRecord was = record.load();
       // Whoever has a stream, or nothing, to wait for beside that of the cache
       // is special.
       const bool freed =

@@ -335,7 +335,7 @@ void DeviceAllocator::Impl::Refill(ThreadCache* cache, int size_class,
   const auto push = [&](const Block& block, bool of_stream) {
     cache->Push(
         size_class, slot_size,
-        {&block.record(), block.address().value() | (of_stream ? 0 : 1)});
+        {block.record(), block.address().value() | (of_stream ? 0 : 1)});
   };
   std::optional<Block> taken = held;
   for (uint32_t i = cache->RefillCount(size_class, slot_size); i > 0; --i) {

@@ -81,8 +81,8 @@ bool DeviceAllocator::Impl::FreeInto(ThreadCache* cache, Block block) {
     if (!cache->Grow(span.size_class, span.slot_size)) return false;
   }
   return cache->Free(span.size_class, span.slot_size,
-                     {&block.record(), block.address().value() |
-                                           (cache->stream() == StreamId())},
+                     {block.record(), block.address().value() |
+                                          (cache->stream() == StreamId())},
                      was);
 }
 
@@ -102,7 +102,8 @@ std::vector<StreamId> DeviceAllocator::Impl::StreamsOf(
     } else if (record.stream() < SlotRecord::kOtherStream) {
       streams.push_back(streams_[record.stream()]);
     } else {
-      streams.insert(streams.end(), streams_.begin() + SlotRecord::kOtherStream,
+      streams.insert(streams.end(),
+                     streams_.begin() + block.record().first_other_stream(),
                      streams_.end());
     }
   }

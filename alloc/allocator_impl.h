@@ -520,7 +520,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   const std::unique_ptr<SpanTable> spans_;  // Find needs no lock, all else does
   const std::shared_ptr<ThreadCacheAnchor> anchor_;
 
-  mutable Mutex mutex_;
+  // Apart from what the fast paths read: a thread that misses writes to it.
+  alignas(kSharingBytes) mutable Mutex mutex_;
   MappedTotal mapped_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<OwnerHeap>> heaps_ ABSL_GUARDED_BY(mutex_);
   std::vector<OwnerHeap*> heap_of_owner_ ABSL_GUARDED_BY(mutex_);

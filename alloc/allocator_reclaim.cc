@@ -414,7 +414,7 @@ DeviceAllocator::Impl::~Impl() {
   for (const ReleasedPool& pool : released_pools_) {
     streams.insert(streams.end(), pool.streams.begin(), pool.streams.end());
   }
-  bool other_streams = false;
+  size_t first_other = streams_.size();
   for (const Span* const span : spans_->spans()) {
     if (span == nullptr) continue;
     if (span->large()) {
@@ -425,16 +425,16 @@ DeviceAllocator::Impl::~Impl() {
       const SlotRecord record = span->record(i).load();
       if (record.use() != SlotUse::kLive) continue;
       if (record.stream() == SlotRecord::kOtherStream) {
-        other_streams = true;
+        first_other =
+            std::min<size_t>(first_other, span->record(i).first_other_stream());
       } else {
         streams.push_back(streams_[record.stream()]);
       }
     }
   }
-  if (other_streams) {
-    streams.insert(streams.end(), streams_.begin() + SlotRecord::kOtherStream,
-                   streams_.end());
-  }
+  streams.insert(streams.end(),
+                 streams_.begin() + static_cast<std::ptrdiff_t>(first_other),
+                 streams_.end());
   KeepDistinct(&streams);
   const absl::StatusOr<Fence> fence =
       RecordOnLiveStreams(memory_->driver(), memory_->device(), streams);

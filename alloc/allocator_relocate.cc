@@ -163,7 +163,7 @@ absl::StatusOr<RelocationPass> DeviceAllocator::Impl::BeginRelocation(
     if (limits.owner && heap->owner() != *limits.owner) continue;
     for (const OwnerHeap::Move& move : heap->PlanRelocation(left, is_movable)) {
       const DeviceAddress from = move.from.address();
-      AtomicSlotRecord& record = move.from.record();
+      const SlotRecordPlace record = move.from.record();
       record.store(record.load().WithSpecial(true));
       special_[from.value()].moving = true;
       reserved_bytes_ += move.to.size();

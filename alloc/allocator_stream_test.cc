@@ -285,5 +285,30 @@ TEST_F(AllocatorStreamTest, AStreamThatNeverWasIsRefusedAmongOthers) {
   Free(address);
 }
 
+// The record of so small a slot names the first streams only; of others it is
+// known that it is one of them.
+TEST_F(AllocatorStreamTest, TheSmallestSlotsOfManyStreamsWaitForTheirs) {
+  constexpr int kStreams = 20;
+  std::vector<StreamId> many;
+  for (int i = 0; i < kStreams; ++i) {
+    if (i > 0) Free(Allocate(256, many.back()), many.back());
+    many.push_back(MakeStream());
+  }
+  Gate gate(driver_.get(), many.back());
+  const DeviceAddress first = Allocate(256, many.back());
+  Free(first, many.back());
+  // It has its memory back while its work goes on, and gives it up elsewhere.
+  EXPECT_EQ(Allocate(256, many.back()), first);
+  Free(first, many.front());
+  ASSERT_EQ(driver_->SynchronizeStream(many.front()), absl::OkStatus());
+  allocator_->Trim();
+  EXPECT_GT(Statistics().cooling_bytes, 0u);
+  gate.Open();
+  ASSERT_EQ(driver_->SynchronizeStream(many.back()), absl::OkStatus());
+  allocator_->Trim();
+  EXPECT_EQ(Statistics().cooling_bytes, 0u);
+  EXPECT_EQ(Statistics().mapped_bytes, 0u);
+}
+
 }  // namespace
 }  // namespace quire

@@ -39,11 +39,11 @@ struct alignas(64) Span {
   uint64_t reciprocal = 0;  // 2^64 / slot_size, rounded up
   uint32_t slot_count = 0;
   int size_class = kLargeClass;
-  AtomicSlotRecord* records = nullptr;  // of slots: see record()
+  SlotRecordPlace records;  // of slots: see record()
   OwnerHeap* heap = nullptr;
-  // Records lie so many apart, a power of two, that two threads which have a
-  // few large slots each of one slab do not write to one cache line all the
-  // time.
+  // Records lie 2^record_shift bytes apart: where slots are large, so many that
+  // two threads which have a few each of one slab do not write to one cache
+  // line all the time.
   uint32_t record_shift = 0;
   // The heap's, which may be gone when somebody asks whose an address was.
   OwnerId owner;
@@ -74,7 +74,7 @@ struct alignas(64) Span {
   // Of a large allocation, which the record of a slot is too small for.
   Bytes requested;
   StreamId stream;
-  AtomicSlotRecord large_record;
+  uint32_t large_record = 0;
 
   DeviceAddress address() const { return DeviceAddress(base); }
   // Bytes of all slots.
@@ -90,17 +90,16 @@ struct alignas(64) Span {
   // can serve another purpose, at the latest when they are done.
   bool reclaimable() const { return large() ? cooling == 1 : out() == cooling; }
 
-  AtomicSlotRecord& record(uint32_t slot) const {
-    return records[size_t{slot} << record_shift];
+  SlotRecordPlace record(uint32_t slot) const {
+    return records + (size_t{slot} << record_shift);
   }
   // Slots whose records one thread had best have alone (kSharingBytes): groups
   // of so many, aligned to their number.
   uint32_t group() const {
-    return static_cast<uint32_t>(kSharingBytes / sizeof(AtomicSlotRecord)) >>
-           record_shift;
+    return static_cast<uint32_t>(kSharingBytes) >> record_shift;
   }
   // The reverse of record(). REQUIRES: it is one of this span.
-  uint32_t SlotOf(const AtomicSlotRecord* record) const {
+  uint32_t SlotOf(SlotRecordPlace record) const {
     return static_cast<uint32_t>((record - records) >> record_shift);
   }
 
@@ -131,7 +130,7 @@ struct Block {
   uint32_t slot = 0;
 
   uint64_t size() const { return span->slot_size; }
-  AtomicSlotRecord& record() const { return span->record(slot); }
+  SlotRecordPlace record() const { return span->record(slot); }
   void SetInherits(bool inherits) const {
     record().store(record().load().WithInherits(inherits));
   }

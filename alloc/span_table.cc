@@ -14,9 +14,13 @@ namespace quire {
 namespace {
 
 // For so many bytes of a slot its record may take one byte of the host, up to a
-// cache line: 0.4 % of the memory.
+// cache line: 0.4 % of the memory. It takes four bytes at least, and two where
+// the slot is so short that these can say how much of it is unused.
 constexpr uint64_t kSlotBytesPerRecordByte = 256;
 constexpr uint64_t kMostRecordBytes = 64;
+constexpr uint64_t kLongRecordBytes = 4;
+constexpr uint64_t kShortRecordBytes = 2;
+constexpr uint64_t kShortRecordSlot = SlotRecord::kMaxShortWaste;
 
 constexpr uint64_t kBitsPerWord = 64;
 
@@ -36,12 +40,23 @@ absl::StatusOr<void*> MapZeros(uint64_t bytes) {
                    " bytes: ", std::strerror(error)));
 }
 
+bool HasShortRecord(uint64_t slot_size) {
+  return slot_size <= kShortRecordSlot;
+}
+
 uint32_t RecordShift(uint64_t slot_size) {
-  const uint64_t bytes =
-      std::clamp<uint64_t>(slot_size / kSlotBytesPerRecordByte,
-                           sizeof(AtomicSlotRecord), kMostRecordBytes);
-  return static_cast<uint32_t>(
-      std::bit_width(bytes / sizeof(AtomicSlotRecord)) - 1);
+  const uint64_t bytes = HasShortRecord(slot_size)
+                             ? kShortRecordBytes
+                             : std::clamp(slot_size / kSlotBytesPerRecordByte,
+                                          kLongRecordBytes, kMostRecordBytes);
+  return static_cast<uint32_t>(std::bit_width(bytes) - 1);
+}
+
+// For the one slot that a span may have.
+void UseLargeRecord(Span* span) {
+  span->records = SlotRecordPlace::Long(&span->large_record);
+  span->record_shift =
+      static_cast<uint32_t>(std::bit_width(kLongRecordBytes) - 1);
 }
 
 }  // namespace
@@ -129,8 +144,8 @@ Span* SpanTable::Add() {
   span->host = nullptr;
   span->guests = 0;
   span->list_position = SIZE_MAX;
-  span->records = &span->large_record;
-  span->large_record.store(SlotRecord());
+  UseLargeRecord(span);
+  span->records.store(SlotRecord());
   return span;
 }
 
@@ -141,7 +156,7 @@ size_t SpanTable::RecordPower(uint32_t slots, uint32_t shift) {
 void SpanTable::SetRecords(Span* span, uint32_t slots, uint64_t slot_size) {
   ReturnRecords(span);
   if (slots == 1) {
-    span->records = &span->large_record;
+    UseLargeRecord(span);
   } else {
     span->record_shift = RecordShift(slot_size);
     const size_t power = RecordPower(slots, span->record_shift);
@@ -149,24 +164,25 @@ void SpanTable::SetRecords(Span* span, uint32_t slots, uint64_t slot_size) {
     auto& unused = unused_records_[power];
     if (unused.empty()) {
       const size_t blocks =
-          ((size_t{1} << power) + kRecordsPerBlock - 1) / kRecordsPerBlock;
+          ((size_t{1} << power) + kSharingBytes - 1) / kSharingBytes;
       record_storage_.push_back(std::make_unique<RecordBlock[]>(blocks));
       metadata_bytes_ += blocks * sizeof(RecordBlock);
-      unused.push_back(record_storage_.back()[0].records);
+      unused.push_back(record_storage_.back()[0].bytes);
     }
-    span->records = unused.back();
+    span->records = HasShortRecord(slot_size)
+                        ? SlotRecordPlace::Short(unused.back())
+                        : SlotRecordPlace::Long(unused.back());
     unused.pop_back();
   }
   for (uint32_t i = 0; i < slots; ++i) span->record(i).store(SlotRecord());
 }
 
 void SpanTable::ReturnRecords(Span* span) {
-  if (span->records == &span->large_record) return;
+  if (span->records.address() == &span->large_record) return;
   // slot_count is still that of these records.
   unused_records_[RecordPower(span->slot_count, span->record_shift)].push_back(
-      span->records);
-  span->records = &span->large_record;
-  span->record_shift = 0;
+      static_cast<std::byte*>(span->records.address()));
+  UseLargeRecord(span);
 }
 
 void SpanTable::Remove(Span* span) {

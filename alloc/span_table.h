@@ -75,8 +75,8 @@ class SpanTable {
       : base_(base), pages_(pages), page_shift_(page_shift) {}
   Span* TakeUnused();
   void ReturnRecords(Span* span);
-  // Records with what lies between them, which two spans may have in turn: the
-  // power of two that they are no more than.
+  // Bytes of records with what lies between them, which two spans may have in
+  // turn: the power of two that they are no more than.
   static size_t RecordPower(uint32_t slots, uint32_t shift);
 
   const uint64_t base_;
@@ -91,14 +91,12 @@ class SpanTable {
   std::vector<Span*> unused_markers_;
   std::vector<Span*> spans_;
   std::vector<size_t> unused_indices_;
-  // Arrays of records by the power of two of their length.
-  std::vector<std::vector<AtomicSlotRecord*>> unused_records_;
+  // Arrays of records by the power of two of their bytes.
+  std::vector<std::vector<std::byte*>> unused_records_;
   // Whole blocks, so that threads which work in different slabs do not write to
   // the same one.
-  static constexpr size_t kRecordsPerBlock =
-      kSharingBytes / sizeof(AtomicSlotRecord);
   struct alignas(kSharingBytes) RecordBlock {
-    AtomicSlotRecord records[kRecordsPerBlock];
+    std::byte bytes[kSharingBytes];
   };
   std::vector<std::unique_ptr<RecordBlock[]>> record_storage_;
   uint64_t metadata_bytes_ = 0;

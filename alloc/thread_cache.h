@@ -35,7 +35,7 @@ class OwnerHeap;
 // A slot that is in a cache. Bit 0 of the tagged address says that it is free
 // for every stream, not for that of the cache alone.
 struct CachedSlot {
-  AtomicSlotRecord* record;
+  SlotRecordPlace record;
   uint64_t tagged_address;
 
   uint64_t address() const { return tagged_address & ~uint64_t{1}; }
@@ -96,9 +96,11 @@ class alignas(kSharingBytes) ThreadCache {
     if (bin.count == 0) return 0;
     const CachedSlot slot = bin.slots[--bin.count];
     // The next one's record, which nobody may have looked at for long.
-    if (bin.count > 0) __builtin_prefetch(bin.slots[bin.count - 1].record, 1);
-    slot.record->store(SlotRecord::Live(static_cast<uint32_t>(slot_size - size),
-                                        stream_index_, !slot.free_for_all()));
+    if (bin.count > 0) {
+      __builtin_prefetch(bin.slots[bin.count - 1].record.address(), 1);
+    }
+    slot.record.store(SlotRecord::Live(static_cast<uint32_t>(slot_size - size),
+                                       stream_index_, !slot.free_for_all()));
     AddCached(-slot_size);
     CountAllocation(slot_size, size);
     return slot.address();
@@ -111,7 +113,7 @@ class alignas(kSharingBytes) ThreadCache {
     if (bin.count == bin.capacity || !HasRoomFor(slot_size)) [[unlikely]] {
       return false;
     }
-    slot.record->store(was.Freed());
+    slot.record.store(was.Freed());
     bin.slots[bin.count++] = slot;
     AddCached(slot_size);
     CountFree(slot_size, slot_size - was.waste());

@@ -14,9 +14,10 @@ namespace quire {
 class FakeSpan {
  public:
   FakeSpan(uint64_t address, int size_class, Bytes slot_size, uint32_t slots)
-      : records_(std::make_unique<AtomicSlotRecord[]>(slots)) {
+      : records_(std::make_unique<uint32_t[]>(slots)) {
     span_.base = address;
-    span_.records = records_.get();
+    span_.records = SlotRecordPlace::Long(records_.get());
+    span_.record_shift = 2;
     span_.size_class = size_class;
     span_.SetSlots(slot_size.value(), slots);
     span_.free_slots.Reset(slots);
@@ -39,7 +40,7 @@ class FakeSpan {
 
  private:
   Span span_;
-  std::unique_ptr<AtomicSlotRecord[]> records_;
+  std::unique_ptr<uint32_t[]> records_;
   SlotOrder order_{1};
 };
 
