@@ -2,6 +2,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "alloc/allocator_impl.h"
 #include "alloc/fragmentation.h"
@@ -238,15 +239,27 @@ OutOfMemoryVerdict DeviceAllocator::Impl::Diagnose(const Request& request,
     pinned = CheckedAdd(pinned, Bytes(heap->pinned_bytes()))
                  .value_or(Bytes(UINT64_MAX));
   }
-  const Bytes missing =
-      CheckedSubtract(request.size, verdict.free).value_or(Bytes(0));
-  if (verdict.kind == ShortageKind::kCapacity && pinned >= missing &&
-      !pinned.zero()) {
-    verdict.kind = ShortageKind::kFragmentation;
-    verdict.advice = absl::StrFormat(
-        "%s lie free between live allocations, in slots of other sizes: free "
-        "allocations of one size together, or allocate them in fewer sizes",
-        FormatBytes(pinned));
+  const Bytes missing = SaturatingSubtract(request.size, verdict.free);
+  const bool sleep_helps = verdict.sleep_frees >= missing;
+  // A little is unused wherever memory is in use. To a request for a slot that
+  // says nothing, as long as owners rest who could give it a page.
+  const bool small =
+      classes_.ClassFor(request.size, request.alignment).has_value();
+  if (verdict.kind != ShortageKind::kCapacity || missing.zero() ||
+      (small && sleep_helps) ||
+      PagesFor(missing, memory_->page_size()).value() >
+          pinned.value() / memory_->page_size().value()) {
+    return verdict;
+  }
+  verdict.kind = ShortageKind::kFragmentation;
+  verdict.advice = absl::StrFormat(
+      "%s lie free between live allocations, in slots of other sizes: free "
+      "allocations of one size together, or allocate them in fewer sizes",
+      FormatBytes(pinned));
+  if (sleep_helps) {
+    absl::StrAppend(&verdict.advice,
+                    ", or put owners that rest to sleep, who could give up ",
+                    FormatBytes(verdict.sleep_frees));
   }
   return verdict;
 }

@@ -7,8 +7,10 @@
 #include <chrono>
 #include <cstdint>
 #include <set>
+#include <string>
 #include <vector>
 
+#include "alloc/span.h"
 #include "alloc/testing/allocator_fixture.h"
 #include "quire/alloc/event_trace.h"
 
@@ -17,7 +19,29 @@ namespace {
 
 using std::chrono::milliseconds;
 
-class AllocatorTest : public AllocatorFixture {};
+class AllocatorTest : public AllocatorFixture {
+ protected:
+  // A pool that may use the whole device.
+  void UseWholeDevice() {
+    allocator_.reset();
+    DeviceMemoryOptions options = Options();
+    options.limit = DriverOptions().memory_per_device;
+    MakeMemory(options);
+    MakeAllocator();
+  }
+  // As many as there is room for, by address.
+  std::vector<DeviceAddress> AllocateAll(uint64_t size,
+                                         const AllocateOptions& options = {}) {
+    std::vector<DeviceAddress> live;
+    for (;;) {
+      const auto address = allocator_->Allocate(Bytes(size), options);
+      if (!address.ok()) break;
+      live.push_back(*address);
+    }
+    std::sort(live.begin(), live.end());
+    return live;
+  }
+};
 
 // ---- Sizes and alignments ---------------------------------------------------
 
@@ -427,18 +451,8 @@ TEST_F(AllocatorTest, TheLargestPossibleIsExact) {
 }
 
 TEST_F(AllocatorTest, VerdictsTellWhatTheMemoryIsHeldAs) {
-  // A pool that may use the whole device.
-  allocator_.reset();
-  DeviceMemoryOptions options = Options();
-  options.limit = DriverOptions().memory_per_device;
-  MakeMemory(options);
-  MakeAllocator();
-  std::vector<DeviceAddress> live;
-  for (;;) {
-    const auto address = allocator_->Allocate(Bytes(1024));
-    if (!address.ok()) break;
-    live.push_back(*address);
-  }
+  UseWholeDevice();
+  const std::vector<DeviceAddress> live = AllocateAll(1024);
   ASSERT_EQ(live.size(), kDevicePages * 64);
   const OutOfMemoryVerdict full = ExpectOutOfMemory(kPageBytes);
   EXPECT_EQ(full.kind, ShortageKind::kCapacity);
@@ -446,7 +460,6 @@ TEST_F(AllocatorTest, VerdictsTellWhatTheMemoryIsHeldAs) {
   EXPECT_EQ(full.largest_possible, Bytes(0));
   // Three quarters of the slots, in random order, leave few pages or none
   // empty, but much room in them.
-  std::sort(live.begin(), live.end());
   std::vector<DeviceAddress> kept;
   for (size_t i = 0; i < live.size(); ++i) {
     if (i % 4 == 0) {
@@ -463,6 +476,71 @@ TEST_F(AllocatorTest, VerdictsTellWhatTheMemoryIsHeldAs) {
   EXPECT_THAT(split.advice, ::testing::HasSubstr("2.25 MiB lie free between"));
   EXPECT_EQ(split.largest_possible, Bytes(1024));
   for (const DeviceAddress address : kept) Free(address);
+}
+
+// A small request that is refused needs a page; that bytes lie unused between
+// live allocations does not make one.
+TEST_F(AllocatorTest, VerdictsOnSmallRequestsNameSleepBeforeFragmentation) {
+  UseWholeDevice();
+  AllocateOptions options;
+  options.owner = owners_.Register("sleeper");
+  std::vector<DeviceAddress> live = AllocateAll(768, options);
+  // Slots too small for the next request, some pages in sum.
+  for (size_t i = 0; i < live.size(); i += 16) {
+    Free(live[i]);
+    live[i] = DeviceAddress();
+  }
+  std::erase(live, DeviceAddress());
+  const uint64_t unused = Statistics().cached_bytes + Statistics().slack_bytes;
+  ASSERT_GT(unused, 2 * kPageBytes);
+
+  // Whoever asks for others is told that these could sleep.
+  const OutOfMemoryVerdict small = ExpectOutOfMemory(1024);
+  EXPECT_EQ(small.kind, ShortageKind::kCapacity);
+  EXPECT_EQ(small.sleep_frees, Bytes(kDevicePages * kPageBytes));
+  EXPECT_THAT(small.advice, ::testing::HasSubstr("sleep"));
+  // A large request is held up by bytes that would serve it side by side.
+  const OutOfMemoryVerdict large = ExpectOutOfMemory(2 * kPageBytes);
+  EXPECT_EQ(large.kind, ShortageKind::kFragmentation);
+  EXPECT_THAT(large.advice, ::testing::HasSubstr("lie free between"));
+  EXPECT_THAT(large.advice, ::testing::HasSubstr("sleep"));
+  // More than all of them is a lack of pages, whatever its size.
+  EXPECT_EQ(ExpectOutOfMemory(unused + kPageBytes).kind,
+            ShortageKind::kCapacity);
+  // Who has all of it cannot put others to sleep.
+  const OutOfMemoryVerdict own = ExpectOutOfMemory(1024, options);
+  EXPECT_EQ(own.kind, ShortageKind::kFragmentation);
+  EXPECT_EQ(own.sleep_frees, Bytes(0));
+  for (const DeviceAddress address : live) Free(address);
+}
+
+TEST_F(AllocatorTest, VerdictsOnSmallRequestsAreCapacityWhereAllIsLive) {
+  UseWholeDevice();
+  std::vector<DeviceAddress> live = AllocateAll(1024);
+  // Less than a page is unused.
+  for (int i = 0; i < 3; ++i) {
+    Free(live.back());
+    live.pop_back();
+  }
+  const OutOfMemoryVerdict verdict = ExpectOutOfMemory(1025);
+  EXPECT_EQ(verdict.kind, ShortageKind::kCapacity);
+  EXPECT_EQ(verdict.advice.find("lie free"), std::string::npos);
+  for (const DeviceAddress address : live) Free(address);
+}
+
+TEST_F(AllocatorTest, RecordsOfTheSmallestSlotsAreLessThanOnePercent) {
+  constexpr uint64_t kSlot = 256;
+  const uint64_t before = Statistics().metadata_bytes;
+  std::vector<DeviceAddress> live;
+  for (uint64_t i = 0; i < kLimitPages * kPageBytes / kSlot; ++i) {
+    live.push_back(Allocate(kSlot));
+  }
+  const AllocatorStatistics full = Statistics();
+  EXPECT_EQ(full.live_bytes, full.mapped_bytes);
+  // Beside a span for each of these small pages.
+  EXPECT_LE(full.metadata_bytes - before - kLimitPages * sizeof(Span),
+            full.live_bytes / 100);
+  for (const DeviceAddress address : live) Free(address);
 }
 
 TEST_F(AllocatorTest, TracesWhatItDoes) {

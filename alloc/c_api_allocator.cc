@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "alloc/c_api_internal.h"
 #include "alloc/c_api_listener.h"
+#include "quire/alloc/leak_report.h"
 
 using quire::Bytes;
 using quire::DeviceAddress;
@@ -21,9 +22,27 @@ namespace {
 
 // What an allocator stands on; destroyed from the bottom up.
 struct CreatedAllocator {
+  CreatedAllocator() = default;
+  CreatedAllocator(const CreatedAllocator&) = delete;
+  CreatedAllocator& operator=(const CreatedAllocator&) = delete;
+  ~CreatedAllocator() {
+    if (on_leaks == nullptr || allocator == nullptr) return;
+    // There is nobody to return an error to: a report is lost where the host
+    // has no memory for it.
+    (void)Call([&] {
+      const auto leaks = quire::FindLeaks(*allocator);
+      if (leaks.empty()) return absl::OkStatus();
+      const quire_leak_totals totals = quire::c_api::TotalsOf(leaks);
+      on_leaks(leak_context, &totals, quire::FormatLeaks(leaks).c_str());
+      return absl::OkStatus();
+    });
+  }
+
   std::shared_ptr<quire::DeviceMemory> memory;
   std::unique_ptr<quire::CompactionListener> listener;
   std::unique_ptr<quire::DeviceAllocator> allocator;
+  decltype(quire_allocator_options::on_leaks) on_leaks = nullptr;
+  void* leak_context = nullptr;
 };
 
 }  // namespace
@@ -59,6 +78,8 @@ quire_status quire_allocator_create(quire_memory* memory,
     }
     auto created = std::make_shared<CreatedAllocator>();
     created->memory = memory->memory;
+    created->on_leaks = known.on_leaks;
+    created->leak_context = known.leak_context;
     QUIRE_ASSIGN_OR_RETURN(created->listener,
                            quire::c_api::CreateListener(known.listener));
     allocator_options.listener = created->listener.get();

@@ -223,19 +223,21 @@ struct ToldLeaks {
   std::string text;
 };
 
+void KeepTold(void* context, const quire_leak_totals* totals,
+              const char* text) {
+  auto* const kept = static_cast<ToldLeaks*>(context);
+  ++kept->calls;
+  kept->totals = *totals;
+  kept->text = text;
+}
+
 TEST(CApiLeaksTest, TheEndOfARuntimeTellsOfWhatIsHeld) {
   for (const bool leak : {false, true}) {
     ToldLeaks told;
     quire_runtime_options options = QUIRE_RUNTIME_OPTIONS_INIT;
     options.driver = QUIRE_DRIVER_HOST_WITHOUT_MEMORY;
     options.leak_context = &told;
-    options.on_leaks = [](void* context, const quire_leak_totals* totals,
-                          const char* text) {
-      auto* const kept = static_cast<ToldLeaks*>(context);
-      ++kept->calls;
-      kept->totals = *totals;
-      kept->text = text;
-    };
+    options.on_leaks = KeepTold;
     quire_runtime* runtime = nullptr;
     quire_allocator* allocator = nullptr;
     ASSERT_EQ(quire_runtime_create(&options, &runtime), QUIRE_OK);
@@ -260,6 +262,42 @@ TEST(CApiLeaksTest, TheEndOfARuntimeTellsOfWhatIsHeld) {
     EXPECT_EQ(told.totals.requested_bytes, 1000u);
     EXPECT_THAT(told.text, HasSubstr("llama/kv"));
   }
+}
+
+TEST_F(CApiReportsTest, TheEndOfAnAllocatorTellsOfWhatIsLive) {
+  const uint32_t kv = Register("llama/kv");
+  quire_memory* memory = nullptr;
+  ASSERT_EQ(quire_runtime_get_memory(runtime_, 0, &memory), QUIRE_OK);
+  for (const bool leak : {false, true}) {
+    ToldLeaks told;
+    quire_allocator_options options = QUIRE_ALLOCATOR_OPTIONS_INIT;
+    options.on_leaks = KeepTold;
+    options.leak_context = &told;
+    quire_allocator* another = nullptr;
+    ASSERT_EQ(quire_allocator_create(memory, &options, &another), QUIRE_OK);
+    uint64_t addresses[3] = {};
+    for (uint64_t& address : addresses) {
+      quire_allocate_options allocate = QUIRE_ALLOCATE_OPTIONS_INIT;
+      allocate.owner = kv;
+      ASSERT_EQ(quire_allocator_allocate(another, 1000, &allocate, &address),
+                QUIRE_OK);
+    }
+    ASSERT_EQ(quire_allocator_free(another, addresses[1], 0), QUIRE_OK);
+    if (!leak) {
+      ASSERT_EQ(quire_allocator_free(another, addresses[0], 0), QUIRE_OK);
+      ASSERT_EQ(quire_allocator_free(another, addresses[2], 0), QUIRE_OK);
+    }
+    quire_allocator_destroy(another);
+    EXPECT_EQ(told.calls, leak ? 1 : 0);
+    if (!leak) continue;
+    EXPECT_EQ(told.totals.owners, 1u);
+    EXPECT_EQ(told.totals.allocations, 2u);
+    EXPECT_EQ(told.totals.requested_bytes, 2000u);
+    EXPECT_EQ(told.totals.page_bytes, 0u);
+    EXPECT_THAT(told.text, HasSubstr("llama/kv"));
+    EXPECT_THAT(told.text, HasSubstr("2 of 1000 B"));
+  }
+  quire_memory_destroy(memory);
 }
 
 }  // namespace

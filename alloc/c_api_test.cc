@@ -34,6 +34,7 @@ TEST(CApiLayoutTest, IsTheOneThatProgramsWereBuiltWith) {
   EXPECT_EQ(offsetof(quire_runtime_options, listener), 72u);
   EXPECT_EQ(offsetof(quire_allocator_options, thread_cache), 24u);
   EXPECT_EQ(offsetof(quire_allocator_options, listener), 32u);
+  EXPECT_EQ(offsetof(quire_allocator_options, leak_context), 48u);
   EXPECT_EQ(offsetof(quire_allocate_options, owner), 24u);
   EXPECT_EQ(offsetof(quire_allocate_options, movable), 28u);
   EXPECT_EQ(sizeof(quire_allocate_options), 32u);

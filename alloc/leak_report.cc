@@ -18,19 +18,25 @@ struct Held {
   Bytes pages;
 };
 
-std::map<OwnerId, Held> CollectHeld(const DeviceMemory& memory,
-                                    const DeviceAllocator& allocator) {
-  std::map<OwnerId, Held> held;
+using HeldByOwner = std::map<OwnerId, Held>;
+
+HeldByOwner CollectLive(const DeviceAllocator& allocator) {
+  HeldByOwner held;
   for (const AllocationInfo& allocation :
        allocator.CalculateLiveAllocations()) {
     held[allocation.owner].allocations.push_back(allocation);
   }
+  return held;
+}
+
+// Those that are not the allocator's.
+void AddPages(const DeviceAllocator& allocator, HeldByOwner* held) {
+  const DeviceMemory& memory = *allocator.memory();
   for (const DeviceMemory::PageMapEntry& page : memory.CalculatePageMap()) {
     if (page.cooling || allocator.Manages(page.address)) continue;
-    Bytes& pages = held[page.owner].pages;
+    Bytes& pages = (*held)[page.owner].pages;
     pages = SaturatingAdd(pages, memory.page_size());
   }
-  return held;
 }
 
 std::vector<LeakReport::Group> GroupBySize(
@@ -88,36 +94,47 @@ std::vector<LeakReport::Site> GroupByCallers(
   return sites;
 }
 
+void AppendReports(const HeldByOwner& held_by_owner,
+                   const DeviceAllocator& allocator, const LeakOptions& options,
+                   std::vector<LeakReport>* reports) {
+  const OwnerRegistry& owners = *allocator.memory()->owners();
+  for (const auto& [owner, held] : held_by_owner) {
+    if (options.owner && !owners.IsWithin(owner, *options.owner)) continue;
+    LeakReport report;
+    report.owner = owners.Name(owner);
+    report.device = allocator.memory()->device();
+    report.allocations = held.allocations.size();
+    for (const AllocationInfo& allocation : held.allocations) {
+      report.requested = SaturatingAdd(report.requested, allocation.requested);
+    }
+    report.pages = held.pages;
+    report.groups = GroupBySize(held.allocations, options.groups);
+    if (allocator.sampler() != nullptr) {
+      report.sites =
+          GroupByCallers(held.allocations, *allocator.sampler(), options.sites);
+    }
+    reports->push_back(std::move(report));
+  }
+}
+
 }  // namespace
 
 std::vector<LeakReport> FindLeaks(Runtime& runtime,
                                   const LeakOptions& options) {
   std::vector<LeakReport> reports;
   for (int id = 0; id < runtime.device_count(); ++id) {
-    const DeviceId device(id);
-    const DeviceAllocator& allocator = *runtime.allocator(device);
-    for (const auto& [owner, held] :
-         CollectHeld(*runtime.memory(device), allocator)) {
-      if (options.owner && !runtime.owners()->IsWithin(owner, *options.owner)) {
-        continue;
-      }
-      LeakReport report;
-      report.owner = runtime.owners()->Name(owner);
-      report.device = device;
-      report.allocations = held.allocations.size();
-      for (const AllocationInfo& allocation : held.allocations) {
-        report.requested =
-            SaturatingAdd(report.requested, allocation.requested);
-      }
-      report.pages = held.pages;
-      report.groups = GroupBySize(held.allocations, options.groups);
-      if (allocator.sampler() != nullptr) {
-        report.sites = GroupByCallers(held.allocations, *allocator.sampler(),
-                                      options.sites);
-      }
-      reports.push_back(std::move(report));
-    }
+    const DeviceAllocator& allocator = *runtime.allocator(DeviceId(id));
+    HeldByOwner held = CollectLive(allocator);
+    AddPages(allocator, &held);
+    AppendReports(held, allocator, options, &reports);
   }
+  return reports;
+}
+
+std::vector<LeakReport> FindLeaks(const DeviceAllocator& allocator,
+                                  const LeakOptions& options) {
+  std::vector<LeakReport> reports;
+  AppendReports(CollectLive(allocator), allocator, options, &reports);
   return reports;
 }
 

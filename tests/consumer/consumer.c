@@ -66,11 +66,18 @@ static int Leak(void) {
   return told ? 0 : 1;
 }
 
-// Pages that are mapped now, and moves that were carried out.
+// Pages that are mapped now, moves that were carried out, and what was told to
+// be live at the end.
 typedef struct Counts {
   uint64_t mapped_bytes;
   uint64_t moves;
+  uint64_t leaked;
 } Counts;
+
+static void OnLeaksOfAllocator(void* context, const quire_leak_totals* totals,
+                               const char* text) {
+  if (strlen(text) > 0) ((Counts*)context)->leaked += totals->allocations;
+}
 
 static void OnPagesMapped(void* context, const quire_mapping_change* change) {
   ((Counts*)context)->mapped_bytes += change->bytes;
@@ -120,7 +127,7 @@ static int MoveTensors(quire_allocator* allocator,
 
 // Seven tensors of eight are freed; meshing and moving give their pages back.
 static int Compact(quire_runtime* runtime) {
-  Counts counts = {0, 0};
+  Counts counts = {0, 0, 0};
   quire_memory* memory = NULL;
   quire_allocator* allocator = NULL;
   quire_hook_registration* registration = NULL;
@@ -133,6 +140,8 @@ static int Compact(quire_runtime* runtime) {
   listener.context = &counts;
   listener.after_move = &AfterMove;
   options.listener = &listener;
+  options.on_leaks = &OnLeaksOfAllocator;
+  options.leak_context = &counts;
   // What was mapped before the hooks were there is given back before, too.
   if (quire_runtime_get_memory(runtime, 0, &memory) != QUIRE_OK ||
       quire_memory_trim(memory, 0, NULL) != QUIRE_OK ||
@@ -172,6 +181,11 @@ static int Compact(quire_runtime* runtime) {
     }
   }
   quire_allocator_destroy(allocator);
+  if (counts.leaked != kTensors / 8) {
+    fprintf(stderr, "%llu live tensors are told\n",
+            (unsigned long long)counts.leaked);
+    return 1;
+  }
   quire_memory_trim(memory, 0, NULL);
   if (counts.mapped_bytes != 0 || counts.moves == 0) {
     fprintf(stderr, "%llu bytes stay mapped, %llu moves\n",

@@ -343,16 +343,23 @@ typedef struct quire_allocator_options {
   uint64_t thread_cache;
   // Hears of its compactions. NULL: nobody.
   const quire_compaction_listener* listener;
+  // As in quire_runtime_options: called where anything of the allocator is
+  // still live when it goes, with its last handle, by the thread that destroys
+  // that. The callback must not use it.
+  void (*on_leaks)(void* context, const quire_leak_totals* totals,
+                   const char* text);
+  void* leak_context;  // passed to it
 } quire_allocator_options;
 #define QUIRE_ALLOCATOR_OPTIONS_INIT \
-  { sizeof(quire_allocator_options), 0, 0, 0, 0 }
+  { sizeof(quire_allocator_options), 0, 0, 0, 0, 0, 0 }
 
 // Another allocator on the same pages. `options` may be NULL: all defaults.
 QUIRE_C_FUNCTION quire_status quire_allocator_create(
     quire_memory* memory, const quire_allocator_options* options,
     quire_allocator** allocator) QUIRE_C_NOEXCEPT;
-// With the last handle of an allocator, memory still allocated is given back
-// when the streams that it was allocated for are done: the call waits for them.
+// With the last handle of an allocator, memory still allocated is told to
+// on_leaks, and given back when the streams that it was allocated for are done:
+// the call waits for them.
 QUIRE_C_FUNCTION void quire_allocator_destroy(quire_allocator* allocator)
     QUIRE_C_NOEXCEPT;
 

@@ -54,6 +54,12 @@ struct LeakOptions {
 std::vector<LeakReport> FindLeaks(Runtime& runtime,
                                   const LeakOptions& options = {});
 
+// The same of one allocator alone, which need not be a runtime's: what it has
+// handed out. Of pages that owners mapped themselves it knows nothing. Call it
+// before the allocator is destroyed. O(allocations).
+std::vector<LeakReport> FindLeaks(const DeviceAllocator& allocator,
+                                  const LeakOptions& options = {});
+
 // A paragraph for each; empty for none.
 std::string FormatLeaks(const std::vector<LeakReport>& leaks);
 
