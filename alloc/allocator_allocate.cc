@@ -103,28 +103,35 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
   }
   const PageCount slab_pages = classes_.slab_pages(size_class);
   for (PollInterval interval;; interval.Sleep()) {
-    if (!HasRoom(PageCount(1), request.owner)) {
-      MutexLock lock(&mutex_);
-      // Before it is given up for a page that limits do not allow any more. A
-      // page that the heap has free is within them, and makes a slab, where
-      // each request for a class without one would come here.
-      Collect();
-      OwnerHeap* const heap = HeapFor(request);
-      if (heap->free_pages() == 0) {
-        if (const auto block = TakeAnyRoom(heap, size_class, request)) {
-          return Publish(*block, request);
-        }
+    bool may_grow = HasRoom(PageCount(1), request.owner);
+    if (!may_grow) {
+      {
+        MutexLock lock(&mutex_);
+        // Before it is given up for a page that limits do not allow any more. A
+        // page that the heap has free is within them, and makes a slab, where
+        // each request for a class without one would come here.
+        Collect();
+        OwnerHeap* const heap = HeapFor(request);
+        std::optional<Block> block =
+            TakeSlotOfOwnPages(heap, size_class, request);
+        if (!block) block = TakeAnyRoom(heap, size_class, request);
+        if (block) return Publish(*block, request);
       }
+      // Where others' reservations come to more than there is, what is given up
+      // does not come back, and what cools in it would be lost.
+      may_grow = LargestCommit(request.owner) > PageCount(0);
     }
-    absl::StatusOr<DeviceAddress> address =
-        AllocateInNewSlab(size_class, slab_pages, request, /*wait=*/false);
-    if (absl::IsResourceExhausted(address.status()) &&
-        slab_pages > PageCount(1)) {
-      // There may be one page where there are not enough for a whole slab.
-      address = AllocateInNewSlab(size_class, PageCount(1), request,
-                                  /*wait=*/false);
+    if (may_grow) {
+      absl::StatusOr<DeviceAddress> address =
+          AllocateInNewSlab(size_class, slab_pages, request, /*wait=*/false);
+      if (absl::IsResourceExhausted(address.status()) &&
+          slab_pages > PageCount(1)) {
+        // There may be one page where there are not enough for a whole slab.
+        address = AllocateInNewSlab(size_class, PageCount(1), request,
+                                    /*wait=*/false);
+      }
+      if (!absl::IsResourceExhausted(address.status())) return address;
     }
-    if (!absl::IsResourceExhausted(address.status())) return address;
     {
       MutexLock lock(&mutex_);
       Collect();
@@ -138,6 +145,28 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
     }
   }
   return AllocateInNewSlab(size_class, PageCount(1), request, /*wait=*/true);
+}
+
+std::optional<Block> DeviceAllocator::Impl::TakeSlotOfOwnPages(
+    OwnerHeap* heap, int size_class, const Request& request) {
+  const uint64_t small = heap->SmallSlabBytes(size_class, request.alignment);
+  if (small > 0) {
+    if (!heap->HasRoomFor(small)) {
+      heap->DissolveEmptySlabs(1, OwnerHeap::Keep::kNothing);
+    }
+    if (!heap->HasRoomFor(small) ||
+        !heap->AddSmallSlab(size_class, small).ok()) {
+      return std::nullopt;
+    }
+    return heap->TakeSlot(size_class, request.alignment);
+  }
+  const auto take = [&] {
+    return heap->TakeSlotOfNewSlab(size_class, request.alignment);
+  };
+  if (const std::optional<Block> block = take()) return block;
+  heap->DissolveEmptySlabs(classes_.slab_pages(size_class).value(),
+                           OwnerHeap::Keep::kNothing);
+  return take();
 }
 
 absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
@@ -230,9 +259,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AddAndPublish(
     absl::Status gathered =
         memory_->Gather(request.owner, needs.pages, needs.addresses,
                         needs.alignment, needs.wait);
-    if (absl::IsResourceExhausted(gathered) && FreeAddresses()) continue;
-    if (absl::IsResourceExhausted(gathered) && needs.wait &&
-        AwaitPartsOfPages()) {
+    if (absl::IsResourceExhausted(gathered) &&
+        (needs.spare > 0 || FreeAddresses())) {
       continue;
     }
     QUIRE_RETURN_IF_ERROR(gathered);
@@ -294,7 +322,8 @@ bool DeviceAllocator::Impl::HasRoom(PageCount pages, OwnerId owner) const {
   uint64_t room = pool.growable.value() / page + pool.cached.value() / page;
   MutexLock lock(&mutex_);
   for (const auto& heap : heaps_) room += heap->free_pages();
-  return room >= pages.value();
+  // What is beyond the limit goes to the driver first.
+  return room >= pages.value() + pool.over_limit.value() / page;
 }
 
 // ---- What is handed out -----------------------------------------------------

@@ -113,6 +113,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // PageReclaimer
   PageCount Reclaim(PageCount wanted) override;
   PageCount ReclaimCooling(PageCount wanted) override;
+  bool AwaitsPartsOfPages() override;
   PageCount ReclaimFrom(OwnerId owner, PageCount wanted, bool cooling) override;
   absl::Status BeforeSleep(OwnerId owner) override;
   void AfterSleep(OwnerId owner, bool succeeded) override;
@@ -179,6 +180,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   absl::StatusOr<DeviceAddress> AllocateSmall(int size_class,
                                               const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // A slot of a new slab in what is free in the heap, without a page that is
+  // made.
+  std::optional<Block> TakeSlotOfOwnPages(OwnerHeap* heap, int size_class,
+                                          const Request& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A slot of a new slab of `pages` pages; waits for pages that cool only if
   // `wait`.
   absl::StatusOr<DeviceAddress> AllocateInNewSlab(int size_class,
@@ -193,6 +199,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
     Bytes alignment;
     uint64_t missing = 0;  // of its pages
     bool wait = true;      // for pages that cool
+    uint64_t spare = 0;    // of its pages: it does without, where limits say so
     bool large = false;    // so that free pages of its own serve it as they are
     uint64_t attempts = 0;  // that have failed
     OwnerHeap::Keep keep = OwnerHeap::Keep::kNothing;
@@ -223,6 +230,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // all, is not known here.
   bool HasRoom(PageCount pages, OwnerId owner) const
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // The most pages that the owner can have, once everybody has given up what
+  // nobody holds, and this is no more counted for whoever had it.
+  PageCount LargestCommit(OwnerId owner) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Memory that is mapped already, no driver call.
   std::optional<Block> TakeSlot(OwnerHeap* heap, int size_class,
@@ -275,9 +285,6 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // Unmaps what is only mapped to be found again. Whether there was anything.
   bool DropAllDetours() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool FreeAddresses() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits until a page is free of which parts cool. False where there is none,
-  // or the driver cannot speak for it.
-  bool AwaitPartsOfPages() ABSL_LOCKS_EXCLUDED(mutex_);
   // Where a limit was lowered below what is in use, what nobody holds is not
   // handed out again but given back.
   void KeepToLimit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "alloc/allocator_impl.h"
-#include "alloc/poll_interval.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -73,6 +72,7 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateNewRange(
                       .addresses = PageCount(plan.addresses + spare),
                       .alignment = request.alignment,
                       .missing = pages - std::min(pages, prepared),
+                      .spare = spare,
                       .large = true,
                       .attempts = attempts + 1};
             absl::StatusOr<Block> block = heap->AddLarge(plan, spare);
@@ -88,11 +88,13 @@ uint64_t DeviceAllocator::Impl::SparePages(const OwnerHeap& heap,
                      heap.detours_since_growth() < kDetoursBeforeSpares)) {
     return 0;
   }
-  const DeviceMemoryStatistics pool = memory_->GetStatistics();
-  const uint64_t page = pool.page_size.value();
+  const uint64_t page = memory_->page_size().value();
   const uint64_t spare =
       std::min(heap.detours_since_growth(),
                heap.accounts().mapped_bytes / page / kPagesPerSpare);
+  // Most heaps are too small to have any.
+  if (spare == 0) return 0;
+  const DeviceMemoryStatistics pool = memory_->GetStatistics();
   const uint64_t room = (pool.growable.value() + pool.cached.value()) / page;
   // Only where there is plenty.
   return room / 2 > pages + spare ? spare : 0;
@@ -152,32 +154,6 @@ bool DeviceAllocator::Impl::FreeAddresses() {
   const HookDeferral deferral(memory_);
   MutexLock lock(&mutex_);
   return DropAllDetours();
-}
-
-// The pool waits for the pages that cool in it. Those that cool here in parts
-// are no pages yet.
-bool DeviceAllocator::Impl::AwaitPartsOfPages() {
-  for (PollInterval interval;; interval.Sleep()) {
-    {
-      const HookDeferral deferral(memory_);
-      MutexLock lock(&mutex_);
-      const auto count = [this](uint64_t (OwnerHeap::*pages)() const)
-                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-                               uint64_t sum = 0;
-                               for (const auto& heap : heaps_) {
-                                 sum += (heap.get()->*pages)();
-                               }
-                               return sum;
-                             };
-      const uint64_t before = count(&OwnerHeap::free_pages);
-      Collect();
-      if (count(&OwnerHeap::free_pages) > before) return true;
-      if (count(&OwnerHeap::reclaimable_pages) == before ||
-          !CanCool([](const OwnerHeap&) { return true; })) {
-        return false;
-      }
-    }
-  }
 }
 
 uint64_t DeviceAllocator::Impl::TrimDetours(OwnerHeap* heap, bool all) {

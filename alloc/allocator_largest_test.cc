@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "alloc/testing/allocator_fixture.h"
@@ -180,6 +183,110 @@ TEST_F(AllocatorLargestOfTest, WhatTheHeadroomTakesIsNotPromised) {
   Free(held);
   EXPECT_EQ(allocator_->GetLargestPossible(), Bytes(5 * kPageBytes));
   Free(AllocatePages(5));
+}
+
+// Lets a stream go on when an owner is asked for what cools, which is after all
+// were asked for what is free.
+class OpensLate : public PageReclaimer {
+ public:
+  explicit OpensLate(std::function<void()> open) : open_(std::move(open)) {}
+  PageCount Reclaim(PageCount) override { return PageCount(0); }
+  PageCount ReclaimFrom(OwnerId, PageCount, bool cooling) override {
+    if (cooling) open_();
+    return PageCount(0);
+  }
+  PageCount Reclaimable() const override { return PageCount(0); }
+  std::string ReclaimerName() const override { return "opens late"; }
+
+ private:
+  const std::function<void()> open_;
+};
+
+TEST_F(AllocatorLargestOfTest, WhatIsDoneWhileEverybodyIsAskedIsToBeHad) {
+  const OwnerId hungry = owners_.Register("hungry");
+  const OwnerId careful = owners_.Register("careful");
+  // Either too few pages exist, or too few that are not reserved.
+  for (const uint64_t reserved : {0, 10}) {
+    for (const uint64_t wanted : {Bytes(64).value(), 3 * kPageBytes}) {
+      SCOPED_TRACE(std::to_string(reserved) + " pages reserved, " +
+                   std::to_string(wanted) + " bytes wanted");
+      allocator_.reset();
+      MakeMemory(Options());
+      const StreamId stream = MakeStream();
+      Gate gate(driver_.get(), stream);
+      OpensLate opener([&] {
+        gate.Open();
+        EXPECT_EQ(driver_->SynchronizeStream(stream), absl::OkStatus());
+      });
+      memory_->AddReclaimer(
+          &opener);  // before the allocator: it is asked first
+      MakeAllocator();
+      OwnerLimits limits;
+      limits.reserved_minimum = Bytes(reserved * kPageBytes);
+      ASSERT_EQ(memory_->SetOwnerLimits(careful, limits), absl::OkStatus());
+      // Beyond its soft limit, so that it is asked before others.
+      AllocateOptions options;
+      options.owner = hungry;
+      ASSERT_EQ(memory_->SetOwnerLimits(hungry, {.soft = kPage}),
+                absl::OkStatus());
+      const auto held = allocator_->Allocate(Bytes(2 * kPageBytes), options);
+      ASSERT_TRUE(held.ok()) << held.status();
+      const uint64_t rest = kLimitPages - reserved - 2;
+      Free(AllocatePages(rest, stream), stream);
+      EXPECT_EQ(allocator_->GetLargestPossible(hungry),
+                Bytes(rest * kPageBytes));
+      const auto address = allocator_->Allocate(Bytes(wanted), options);
+      EXPECT_TRUE(address.ok()) << address.status();
+      allocator_.reset();
+      memory_->RemoveReclaimer(&opener);
+    }
+  }
+}
+
+// Where reservations come to more than there is, a page that is given up is
+// lost: what an owner has of its own serves it as it lies.
+TEST_F(AllocatorLargestOfTest, RoomOfItsOwnIsNotGivenUpForPagesOfOthers) {
+  const OwnerId careful = owners_.Register("careful");
+  OwnerLimits limits;
+  limits.reserved_minimum = Bytes(8 * kPageBytes);
+  ASSERT_EQ(memory_->SetOwnerLimits(careful, limits), absl::OkStatus());
+  AllocatePages(4);
+  const DeviceAddress page = AllocatePages(1);
+  ASSERT_EQ(memory_->SetLimit(Bytes(6 * kPageBytes)), absl::OkStatus());
+  Free(page);
+  EXPECT_EQ(allocator_->GetLargestPossible(), kPage);
+  // Slabs of this class have two pages.
+  constexpr uint64_t kSlot = 24 << 10;
+  Allocate(kSlot);
+  EXPECT_EQ(allocator_->GetLargestPossible(), Bytes(kPageBytes - kSlot));
+  Allocate(kSlot);
+}
+
+TEST_F(AllocatorLargestOfTest, ACommitWaitsForThePartsOfAPage) {
+  const StreamId one = MakeStream();
+  const StreamId other = MakeStream();
+  Free(AllocatePages(3));  // which lie side by side
+  const DeviceAddress first = Allocate(kPageBytes * 3 / 2, one);
+  const DeviceAddress second = Allocate(kPageBytes * 3 / 2, other);
+  ASSERT_EQ(second.value(), first.value() + kPageBytes * 3 / 2);
+  AllocatePages(kLimitPages - 3);
+  Gate gate(driver_.get(), one);
+  Gate other_gate(driver_.get(), other);
+  Free(first, one);
+  Free(second, other);
+  // Of three pages the outer two are in use again; half of the third cools on
+  // each stream.
+  EXPECT_EQ(AllocatePages(1, one), first);
+  const auto last =
+      allocator_->Allocate(kPage, {.stream = other, .alignment = kPage});
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(last->value(), first.value() + 2 * kPageBytes);
+  EXPECT_EQ(allocator_->GetLargestPossible(kOwner), kPage);
+  AddressRange* const range = Reserve(1);
+  gate.OpenAfter(std::chrono::milliseconds(1));
+  other_gate.OpenAfter(std::chrono::milliseconds(10));
+  EXPECT_EQ(Commit(range, 0, 1), absl::OkStatus());
+  memory_->ReleaseRange(range, Fence());
 }
 
 TEST_F(AllocatorLargestOfTest, NothingIsPromisedToOwnersThatCannotBe) {

@@ -19,25 +19,41 @@
 namespace quire {
 namespace {
 
-absl::Status RunOnFreshDriver(const std::vector<uint8_t>& bytes) {
-  auto driver = TestDriver::Create(AllocatorOperations::DriverOptions());
+absl::Status RunOnFreshDriver(const std::vector<uint8_t>& bytes,
+                              Bytes page = AllocatorOperations::kSmallPage) {
+  auto driver = TestDriver::Create(AllocatorOperations::DriverOptions(page));
   if (!driver.ok()) return driver.status();
-  absl::Status status = AllocatorOperations(driver->get(), bytes).Run();
+  absl::Status status = AllocatorOperations(driver->get(), bytes, page).Run();
   EXPECT_THAT((*driver)->Leaks(), ::testing::IsEmpty());
   return status;
 }
 
 class AllocatorOperationsTest : public ::testing::TestWithParam<uint64_t> {};
 
-TEST_P(AllocatorOperationsTest, AgreeWithTheModel) {
-  std::mt19937_64 random(GetParam());
+std::vector<uint8_t> RandomBytes(uint64_t seed) {
+  std::mt19937_64 random(seed);
   std::vector<uint8_t> bytes(4000);
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-  EXPECT_EQ(RunOnFreshDriver(bytes), absl::OkStatus());
+  return bytes;
+}
+
+TEST_P(AllocatorOperationsTest, AgreeWithTheModel) {
+  EXPECT_EQ(RunOnFreshDriver(RandomBytes(GetParam())), absl::OkStatus());
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, AllocatorOperationsTest,
                          ::testing::Range<uint64_t>(0, 24));
+
+class AllocatorOperationsInLargePagesTest : public AllocatorOperationsTest {};
+
+TEST_P(AllocatorOperationsInLargePagesTest, AgreeWithTheModel) {
+  EXPECT_EQ(RunOnFreshDriver(RandomBytes(GetParam()),
+                             AllocatorOperations::kLargePage),
+            absl::OkStatus());
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, AllocatorOperationsInLargePagesTest,
+                         ::testing::Range<uint64_t>(100, 108));
 
 // What the fuzzer found, and where it begins.
 TEST(AllocatorOperationsCorpusTest, EachInputAgreesWithTheModel) {

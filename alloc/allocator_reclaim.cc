@@ -222,6 +222,22 @@ PageCount DeviceAllocator::Impl::ReclaimCooling(PageCount wanted) {
   return PageCount(given);
 }
 
+bool DeviceAllocator::Impl::AwaitsPartsOfPages() {
+  const HookDeferral deferral(memory_);
+  MutexLock lock(&mutex_);
+  Collect();
+  const bool awaits = std::any_of(
+      heaps_.begin(), heaps_.end(),
+      [this](const auto& heap) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return heap->reclaimable_pages() > heap->free_pages() &&
+               CanCool([&heap](const OwnerHeap& other) {
+                 return &other == heap.get();
+               });
+      });
+  CheckAfterMutation();
+  return awaits;
+}
+
 PageCount DeviceAllocator::Impl::ReclaimFrom(OwnerId owner, PageCount wanted,
                                              bool cooling) {
   const HookDeferral deferral(memory_);

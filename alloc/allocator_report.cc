@@ -118,7 +118,6 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
 
 Bytes DeviceAllocator::Impl::GetLargestPossible(OwnerId owner) {
   if (!CheckOwner(owner).ok() || !table_error_.ok()) return Bytes(0);
-  std::vector<uint64_t> idle;
   Bytes room;
   {
     const HookDeferral deferral(memory_);
@@ -126,21 +125,29 @@ Bytes DeviceAllocator::Impl::GetLargestPossible(OwnerId owner) {
     if (IsAsleep(owner)) return Bytes(0);
     KeepToLimit();
     FlushCaches();
-    for (const auto& heap : heaps_) {
-      const size_t id = heap->owner().value();
-      if (id >= idle.size()) idle.resize(id + 1);
-      idle[id] += heap->reclaimable_pages();
-    }
     if (owner.value() < heap_of_owner_.size() &&
         heap_of_owner_[owner.value()] != nullptr) {
       room = heap_of_owner_[owner.value()]->LargestRoom();
     }
   }
+  return std::max(room, CheckedBytes(LargestCommit(owner), memory_->page_size())
+                            .value_or(Bytes(UINT64_MAX)));
+}
+
+PageCount DeviceAllocator::Impl::LargestCommit(OwnerId owner) {
+  std::vector<uint64_t> idle;
+  {
+    const HookDeferral deferral(memory_);
+    MutexLock lock(&mutex_);
+    FlushCaches();
+    for (const auto& heap : heaps_) {
+      const size_t id = heap->owner().value();
+      if (id >= idle.size()) idle.resize(id + 1);
+      idle[id] += heap->reclaimable_pages();
+    }
+  }
   // Asks reclaimers, and this one takes the lock.
-  const PageCount pages = memory_->CalculateLargestCommit(owner, idle);
-  return std::max(
-      room,
-      CheckedBytes(pages, memory_->page_size()).value_or(Bytes(UINT64_MAX)));
+  return memory_->CalculateLargestCommit(owner, idle);
 }
 
 uint64_t DeviceAllocator::Impl::RequestedOf(Block block) const {

@@ -245,6 +245,10 @@ class DeviceMemory::Impl {
       ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t AskForPagesOf(OwnerId owner, uint64_t wanted, bool cooling)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls `ask` again, at intervals, as long as it returns false and pages of a
+  // reclaimer cool in parts. Returns what it returned last.
+  bool AskUntilNoneAwaits(absl::FunctionRef<bool()> ask)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Calls `ask(reclaimer, pages)` for one after another until `wanted` pages
   // were given up. Returns how many were.
   using Ask = std::function<void(PageReclaimer*, PageCount)>;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "alloc/device_memory_impl.h"
+#include "alloc/poll_interval.h"
 #include "quire/alloc/verdict.h"
 
 namespace quire {
@@ -40,23 +41,46 @@ bool DeviceMemory::Impl::Relieve(uint64_t wanted, ReliefState* state) {
       return true;
     }
   }
-  return state->asked_reclaimers &&
-         AskReclaimers(wanted, /*cooling=*/false, *state);
+  if (state->asked_reclaimers &&
+      AskReclaimers(wanted, /*cooling=*/false, *state)) {
+    return true;
+  }
+  return state->may_wait && AskUntilNoneAwaits([&] {
+           return AskReclaimers(wanted, /*cooling=*/false, *state) ||
+                  AskReclaimers(wanted, /*cooling=*/true, *state);
+         });
 }
 
 bool DeviceMemory::Impl::RelieveOwner(const CommitAttempt& attempt,
                                       const ReliefState& state) {
-  // Nothing to wait for: what cools is nobody's already.
-  for (const bool cooling : {false, true}) {
-    if (cooling && !state.may_wait) break;
-    if (attempt.limited_by) {
-      AskForPagesOf(*attempt.limited_by, attempt.missing, cooling);
-      if (HasProgressed(state)) return true;
-    } else if (AskReclaimers(attempt.missing, cooling, state)) {
-      return true;
+  const auto ask = [&](bool cooling) {
+    if (!attempt.limited_by) {
+      return AskReclaimers(attempt.missing, cooling, state);
     }
+    AskForPagesOf(*attempt.limited_by, attempt.missing, cooling);
+    return HasProgressed(state);
+  };
+  if (!state.may_wait) return ask(/*cooling=*/false);
+  // The pool's own pages need no wait: those that cool there are nobody's.
+  return AskUntilNoneAwaits(
+      [&] { return ask(/*cooling=*/false) || ask(/*cooling=*/true); });
+}
+
+bool DeviceMemory::Impl::AskUntilNoneAwaits(absl::FunctionRef<bool()> ask) {
+  for (PollInterval interval;; interval.Sleep()) {
+    // Before they are asked: a page whose last part is free between the two is
+    // given now, and not missed.
+    bool awaits = false;
+    {
+      const HookScope scope(&dispatcher_);
+      reclaimers_.ForEach([&awaits](PageReclaimer* reclaimer) {
+        awaits = reclaimer->AwaitsPartsOfPages();
+        return !awaits;
+      });
+    }
+    if (ask()) return true;
+    if (!awaits) return false;
   }
-  return false;
 }
 
 bool DeviceMemory::Impl::AskReclaimers(uint64_t wanted, bool cooling,

@@ -17,16 +17,17 @@ constexpr int kReEntriesPerStep = 3;
 
 }  // namespace
 
-HostDriverOptions AllocatorOperations::DriverOptions() {
+HostDriverOptions AllocatorOperations::DriverOptions(Bytes page) {
   HostDriverOptions options;
-  options.granularity = kPage;
-  options.memory_per_device = Bytes(kDevicePages * kPageBytes);
+  options.granularity = page;
+  options.memory_per_device = Bytes(kDevicePages * page.value());
   return options;
 }
 
 AllocatorOperations::AllocatorOperations(Driver* driver,
-                                         std::span<const uint8_t> bytes)
-    : driver_(driver), bytes_(bytes) {
+                                         std::span<const uint8_t> bytes,
+                                         Bytes page)
+    : driver_(driver), bytes_(bytes), page_(page) {
   owner_ids_ = {kUnnamedOwner, owners_.Register("model"),
                 owners_.Register("model/kv"), owners_.Register("other")};
 }
@@ -48,15 +49,15 @@ AllocatorOperations::~AllocatorOperations() {
 
 absl::Status AllocatorOperations::Run() {
   DeviceMemoryOptions options;
-  options.page_size = kPage;
-  options.limit = Bytes(kLimitPages * kPageBytes);
-  options.address_space = Bytes(kAddressPages * kPageBytes);
+  options.page_size = page_;
+  options.limit = Bytes(kLimitPages * page_.value());
+  options.address_space = Bytes(kAddressPages * page_.value());
   const uint64_t setting = Next();
   capacity_ = options.limit;
   if (setting % 4 == 0) {
     // Less than the limit is left of the device.
-    capacity_ = Bytes((kLimitPages - 4) * kPageBytes);
-    options.headroom = Bytes(kDevicePages * kPageBytes - capacity_.value());
+    capacity_ = Bytes((kLimitPages - 4) * page_.value());
+    options.headroom = Bytes(kDevicePages * page_.value() - capacity_.value());
   }
   if (setting / 4 % 2 == 0) options.trace = &trace_;
   QUIRE_ASSIGN_OR_RETURN(memory_,
@@ -104,7 +105,7 @@ uint64_t AllocatorOperations::NextSize() {
     case 0:
       return 0;
     case 1:
-      return Below(8) * kPageBytes;
+      return Below(8) * page_.value();
     case 2:
     case 3:
     case 4:
@@ -113,7 +114,7 @@ uint64_t AllocatorOperations::NextSize() {
       return kind / 16 == 0 ? UINT64_MAX - Next() : Next() << 12;
     case 6:
     case 7:  // what is meshed
-      return kPageBytes >> (1 + Below(5));
+      return page_.value() >> (1 + Below(5));
     default:  // as likely to be of any magnitude
       return (Next() << 8 | Next()) >> Below(16);
   }
@@ -204,7 +205,7 @@ absl::Status AllocatorOperations::FreeEverything() {
   for (const OwnerId owner : owner_ids_) {
     QUIRE_RETURN_IF_ERROR(memory_->SetOwnerLimits(owner, OwnerLimits()));
   }
-  QUIRE_RETURN_IF_ERROR(memory_->SetLimit(Bytes(kLimitPages * kPageBytes)));
+  QUIRE_RETURN_IF_ERROR(memory_->SetLimit(Bytes(kLimitPages * page_.value())));
   while (!graph_pools_.empty()) QUIRE_RETURN_IF_ERROR(ReleaseGraphPool());
   while (!others_.empty()) QUIRE_RETURN_IF_ERROR(UseAnotherAllocator());
   other_.reset();

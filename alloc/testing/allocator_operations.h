@@ -46,16 +46,18 @@ namespace quire {
 
 class AllocatorOperations : public MemoryHooks, public CompactionListener {
  public:
-  static constexpr Bytes kPage = KiB(64);
-  static constexpr uint64_t kPageBytes = kPage.value();
+  // Of slabs that are at least a page, and of some that are less.
+  static constexpr Bytes kSmallPage = KiB(64);
+  static constexpr Bytes kLargePage = KiB(256);
   static constexpr uint64_t kLimitPages = 32;
 
   // The device that Run needs.
-  static HostDriverOptions DriverOptions();
+  static HostDriverOptions DriverOptions(Bytes page = kSmallPage);
 
   // `driver`, whose device memory is host memory, outlives this, and so do the
   // bytes.
-  AllocatorOperations(Driver* driver, std::span<const uint8_t> bytes);
+  AllocatorOperations(Driver* driver, std::span<const uint8_t> bytes,
+                      Bytes page = kSmallPage);
   ~AllocatorOperations() override;
 
   // Carries the bytes out, frees everything, and looks whether everything is to
@@ -165,6 +167,7 @@ class AllocatorOperations : public MemoryHooks, public CompactionListener {
 
   Driver* const driver_;
   const std::span<const uint8_t> bytes_;
+  const Bytes page_;
   size_t position_ = 0;
   OwnerRegistry owners_;
   std::vector<OwnerId> owner_ids_;

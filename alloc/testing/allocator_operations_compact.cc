@@ -194,7 +194,7 @@ absl::Status AllocatorOperations::CheckStatistics() {
                             : memory_->CommittedPages(neighbour_, PageCount(0),
                                                       neighbour_->pages())
                                       .value() *
-                                  kPageBytes;
+                                  page_.value();
   if (statistics.requested_bytes != requested ||
       statistics.live_bytes < requested ||
       statistics.live_allocations != model_.size() ||

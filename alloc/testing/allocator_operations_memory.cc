@@ -66,9 +66,7 @@ absl::Status AllocatorOperations::CheckRefusal(const absl::Status& status,
   if (!absl::IsResourceExhausted(status) || !verdict) {
     return Contradiction("%u bytes: %s", size, status.ToString());
   }
-  // Room that is left within pages may go with its pages while an owner that is
-  // at its limit looks for others.
-  if (promised && largest >= kPageBytes && size <= largest &&
+  if (promised && largest > 0 && size <= largest &&
       verdict->kind != ShortageKind::kAddressSpace) {
     return Contradiction("%u bytes were promised of %u: %s", largest, size,
                          status.ToString());
@@ -206,19 +204,19 @@ absl::Status AllocatorOperations::PinOrUnpin() {
 }
 
 absl::Status AllocatorOperations::Trim() {
-  const uint64_t keep = Below(kLimitPages) * kPageBytes;
+  const uint64_t keep = Below(kLimitPages) * page_.value();
   const uint64_t how = Below(8);
   if (how == 7) {
     const absl::Status prepared = memory_->Prepare(PageCount(Below(8)));
     return absl::IsResourceExhausted(prepared) ? absl::OkStatus() : prepared;
   }
   if (how < 2) {
-    memory_->Trim(PageCount(keep / kPageBytes));
+    memory_->Trim(PageCount(keep / page_.value()));
     return absl::OkStatus();
   }
   const uint64_t before = allocator_->GetStatistics().mapped_bytes;
   const uint64_t given =
-      allocator_->Trim(Bytes(keep)).pages_freed.value() * kPageBytes;
+      allocator_->Trim(Bytes(keep)).pages_freed.value() * page_.value();
   const uint64_t after = allocator_->GetStatistics().mapped_bytes;
   // Hooks may have taken some again.
   if (!hooks_re_enter_ && before - after != given) {
@@ -236,9 +234,9 @@ absl::Status AllocatorOperations::Refuse() {
   QUIRE_RETURN_IF_ERROR(
       ExpectCode(allocator_->Allocate(Bytes(64), options).status(),
                  absl::StatusCode::kInvalidArgument, "alignment"));
-  QUIRE_RETURN_IF_ERROR(ExpectCode(allocator_->Free(DeviceAddress(kPageBytes)),
-                                   absl::StatusCode::kInvalidArgument,
-                                   "free of a foreign address"));
+  QUIRE_RETURN_IF_ERROR(ExpectCode(
+      allocator_->Free(DeviceAddress(page_.value())),
+      absl::StatusCode::kInvalidArgument, "free of a foreign address"));
   if (position == model_.end()) return absl::OkStatus();
   const Live& live = position->second;
   if (live.allocated > 1) {
@@ -259,12 +257,12 @@ absl::Status AllocatorOperations::ChangeLimits() {
   const uint64_t pages = Below(kLimitPages + 8);
   if (which == owner_ids_.size()) {
     return memory_->SetLimit(
-        Bytes(std::max<uint64_t>(pages, kLimitPages / 2) * kPageBytes));
+        Bytes(std::max<uint64_t>(pages, kLimitPages / 2) * page_.value()));
   }
   OwnerLimits limits;
-  if (pages < kLimitPages) limits.hard = Bytes((pages + 1) * kPageBytes);
-  limits.soft = Bytes(pages / 2 * kPageBytes);
-  if (Below(3) == 0) limits.reserved_minimum = Bytes(Below(8) * kPageBytes);
+  if (pages < kLimitPages) limits.hard = Bytes((pages + 1) * page_.value());
+  limits.soft = Bytes(pages / 2 * page_.value());
+  if (Below(3) == 0) limits.reserved_minimum = Bytes(Below(8) * page_.value());
   const absl::Status status =
       memory_->SetOwnerLimits(owner_ids_[which], limits);
   const bool contradicts =

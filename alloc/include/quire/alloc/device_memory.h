@@ -82,6 +82,11 @@ class PageReclaimer {
   virtual PageCount ReclaimCooling(PageCount /*wanted*/) {
     return PageCount(0);
   }
+  // Whether pages that Reclaimable counts come only with time, to Reclaim and
+  // not to ReclaimCooling: parts of them were freed under fences of their own,
+  // of which the driver can still speak. Whoever waits for such pages asks
+  // this, then Reclaim, and again until this was false. Same rules as Reclaim.
+  virtual bool AwaitsPartsOfPages() { return false; }
   // As Reclaim, or as both where `cooling`, of pages that are accounted to
   // `owner` or to owners below it (OwnerRegistry::IsWithin): called where that
   // owner is at its limit, and first where memory is short and it is beyond its
