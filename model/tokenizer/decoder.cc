@@ -65,7 +65,7 @@ class BufferStage : public Stage {
 
 class ReplaceStage : public Stage {
  public:
-  ReplaceStage(std::unique_ptr<TextSink> next, Pattern pattern,
+  ReplaceStage(std::unique_ptr<TextSink> next, TextPattern pattern,
                std::string content)
       : Stage(std::move(next)),
         pattern_(std::move(pattern)),
@@ -84,7 +84,7 @@ class ReplaceStage : public Stage {
   }
 
  private:
-  const Pattern pattern_;
+  const TextPattern pattern_;
   const std::string content_;
 };
 
@@ -221,7 +221,7 @@ class StripStartStage : public Stage {
 // (where it was put in front).
 class MetaspaceStage : public Stage {
  public:
-  MetaspaceStage(std::unique_ptr<TextSink> next, Pattern replacement,
+  MetaspaceStage(std::unique_ptr<TextSink> next, TextPattern replacement,
                  bool drops_in_first, bool fused)
       : Stage(std::move(next)),
         replacement_(std::move(replacement)),
@@ -242,7 +242,7 @@ class MetaspaceStage : public Stage {
   }
 
  private:
-  const Pattern replacement_;
+  const TextPattern replacement_;
   bool drops_;
   // All of it is one token, the first.
   const bool fused_;
@@ -282,7 +282,9 @@ class Parser {
     return json.Unsupported("the decoder " + type);
   }
 
-  std::vector<Decoder::StageFactory> TakeStages() { return std::move(stages_); }
+  std::vector<TokenDecoder::StageFactory> TakeStages() {
+    return std::move(stages_);
+  }
 
  private:
   template <typename StageType, typename... Args>
@@ -297,8 +299,8 @@ class Parser {
   }
 
   absl::Status ParseReplace(const JsonReader& json) {
-    QUIRE_ASSIGN_OR_RETURN(const Pattern pattern,
-                           Pattern::FromJson(json, "pattern"));
+    QUIRE_ASSIGN_OR_RETURN(const TextPattern pattern,
+                           TextPattern::FromJson(json, "pattern"));
     QUIRE_ASSIGN_OR_RETURN(const std::string content, json.String("content"));
     // Parts end between characters, so one character is never cut.
     const std::string& text = pattern.text();
@@ -338,12 +340,12 @@ class Parser {
     }
     std::string replacement;
     AppendUtf8(character, &replacement);
-    Add<MetaspaceStage>(Pattern::FromText(replacement), scheme != "never",
+    Add<MetaspaceStage>(TextPattern::FromText(replacement), scheme != "never",
                         fused_);
     return absl::OkStatus();
   }
 
-  std::vector<Decoder::StageFactory> stages_;
+  std::vector<TokenDecoder::StageFactory> stages_;
   // What follows sees one token, in parts.
   bool fused_ = false;
 };
@@ -360,16 +362,16 @@ std::string DecodeRun::Finish() {
   return std::exchange(*output_, std::string());
 }
 
-absl::StatusOr<Decoder> Decoder::Parse(const JsonReader& json) {
+absl::StatusOr<TokenDecoder> TokenDecoder::Parse(const JsonReader& json) {
   Parser parser;
   QUIRE_RETURN_IF_ERROR(parser.Parse(json, 0));
-  Decoder decoder;
+  TokenDecoder decoder;
   decoder.joins_with_spaces_ = false;
   decoder.stages_ = parser.TakeStages();
   return decoder;
 }
 
-DecodeRun Decoder::Start() const {
+DecodeRun TokenDecoder::Start() const {
   DecodeRun run;
   run.output_ = std::make_unique<std::string>();
   run.chain_ = std::make_unique<StringSink>(run.output_.get());

@@ -40,7 +40,7 @@ class DecodeRun {
   std::string Finish();
 
  private:
-  friend class Decoder;
+  friend class TokenDecoder;
   DecodeRun() = default;
 
   // The end of the chain; on the heap, so that the chain can be moved.
@@ -50,10 +50,10 @@ class DecodeRun {
 
 // Immutable, thread-safe. A default one is that of a file without a decoder:
 // tokens with spaces between.
-class Decoder {
+class TokenDecoder {
  public:
   // kUnimplemented, naming it, for one that is not supported.
-  static absl::StatusOr<Decoder> Parse(const JsonReader& json);
+  static absl::StatusOr<TokenDecoder> Parse(const JsonReader& json);
 
   DecodeRun Start() const;
 

@@ -42,7 +42,7 @@ class Prepend : public Normalizer {
 
 class Replace : public Normalizer {
  public:
-  Replace(Pattern pattern, std::string content)
+  Replace(TextPattern pattern, std::string content)
       : pattern_(std::move(pattern)), content_(std::move(content)) {}
   void Normalize(std::string* text) const override {
     std::string result;
@@ -57,7 +57,7 @@ class Replace : public Normalizer {
   }
 
  private:
-  const Pattern pattern_;
+  const TextPattern pattern_;
   const std::string content_;
 };
 
@@ -206,7 +206,8 @@ Result Parse(const JsonReader& json, int depth) {
     return std::make_unique<Prepend>(std::move(prefix));
   }
   if (type == "Replace") {
-    QUIRE_ASSIGN_OR_RETURN(Pattern pattern, Pattern::FromJson(json, "pattern"));
+    QUIRE_ASSIGN_OR_RETURN(TextPattern pattern,
+                           TextPattern::FromJson(json, "pattern"));
     QUIRE_ASSIGN_OR_RETURN(std::string content, json.String("content"));
     return std::make_unique<Replace>(std::move(pattern), std::move(content));
   }

@@ -123,11 +123,11 @@ std::vector<PatternSpan> CollectSpans(std::string_view text, NextMatch next) {
 
 }  // namespace
 
-struct Pattern::Compiled {
+struct TextPattern::Compiled {
   Code code;
 };
 
-absl::StatusOr<Pattern> Pattern::FromRegex(std::string_view pattern) {
+absl::StatusOr<TextPattern> TextPattern::FromRegex(std::string_view pattern) {
   QUIRE_ASSIGN_OR_RETURN(const std::string translated,
                          TranslateOniguruma(pattern));
   const CompileContext context(pcre2_compile_context_create(nullptr));
@@ -146,19 +146,19 @@ absl::StatusOr<Pattern> Pattern::FromRegex(std::string_view pattern) {
   }
   // Where there is no JIT, pcre2_match interprets.
   pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
-  Pattern result;
+  TextPattern result;
   result.regex_ = std::make_shared<const Compiled>(Compiled{std::move(code)});
   return result;
 }
 
-Pattern Pattern::FromText(std::string_view text) {
-  Pattern result;
+TextPattern TextPattern::FromText(std::string_view text) {
+  TextPattern result;
   result.text_ = text;
   return result;
 }
 
-absl::StatusOr<Pattern> Pattern::FromJson(const JsonReader& json,
-                                          std::string_view key) {
+absl::StatusOr<TextPattern> TextPattern::FromJson(const JsonReader& json,
+                                                  std::string_view key) {
   if (!json.Has(key)) {
     return json.Error(std::string(key) + " is missing");
   }
@@ -170,7 +170,7 @@ absl::StatusOr<Pattern> Pattern::FromJson(const JsonReader& json,
   }
   if (field.Has("Regex")) {
     QUIRE_ASSIGN_OR_RETURN(const std::string regex, field.String("Regex"));
-    absl::StatusOr<Pattern> pattern = FromRegex(regex);
+    absl::StatusOr<TextPattern> pattern = FromRegex(regex);
     if (!pattern.ok()) {
       return absl::Status(pattern.status().code(),
                           Printable(absl::StrCat(field.where(), ": ",
@@ -181,7 +181,7 @@ absl::StatusOr<Pattern> Pattern::FromJson(const JsonReader& json,
   return field.Error("neither String nor Regex");
 }
 
-std::vector<PatternSpan> Pattern::Find(std::string_view text) const {
+std::vector<PatternSpan> TextPattern::Find(std::string_view text) const {
   if (text.empty()) return {};
   if (regex_ != nullptr) {
     Search search(regex_->code.get(), text);

@@ -22,15 +22,15 @@ struct PatternSpan {
 };
 
 // Immutable, thread-safe, cheap to copy.
-class Pattern {
+class TextPattern {
  public:
   // `pattern` is in Oniguruma's syntax.
-  static absl::StatusOr<Pattern> FromRegex(std::string_view pattern);
+  static absl::StatusOr<TextPattern> FromRegex(std::string_view pattern);
   // REQUIRES: `text` is not empty.
-  static Pattern FromText(std::string_view text);
+  static TextPattern FromText(std::string_view text);
   // {"String": ...} or {"Regex": ...} in the field `key`.
-  static absl::StatusOr<Pattern> FromJson(const JsonReader& json,
-                                          std::string_view key);
+  static absl::StatusOr<TextPattern> FromJson(const JsonReader& json,
+                                              std::string_view key);
 
   // The matches and what is between them: contiguous, from the first byte to
   // the last. Empty matches are there, but none right after another match.

@@ -88,24 +88,25 @@ std::vector<PatternSpan> Apply(Behavior behavior,
 }
 
 // Puts `spans` of the piece in its place. Empty ones vanish.
-void AddSpans(const Piece& piece, const std::vector<PatternSpan>& spans,
-              std::vector<Piece>* out) {
+void AddSpans(const TextPiece& piece, const std::vector<PatternSpan>& spans,
+              std::vector<TextPiece>* out) {
   for (const PatternSpan& span : spans) {
     if (span.begin == span.end) continue;
-    Piece part;
+    TextPiece part;
     part.text = piece.text.substr(span.begin, span.end - span.begin);
     part.at_start = piece.at_start && span.begin == 0;
     out->push_back(std::move(part));
   }
 }
 
-// Calls `split(Piece*, std::vector<Piece>* out)` for every piece of text.
+// Calls `split(TextPiece*, std::vector<TextPiece>* out)` for every piece of
+// text.
 template <typename SplitPiece>
-void SplitPieces(std::vector<Piece>* pieces, SplitPiece split) {
-  std::vector<Piece> result;
+void SplitPieces(std::vector<TextPiece>* pieces, SplitPiece split) {
+  std::vector<TextPiece> result;
   result.reserve(pieces->size());
-  for (Piece& piece : *pieces) {
-    if (piece.token != Piece::kText) {
+  for (TextPiece& piece : *pieces) {
+    if (piece.token != TextPiece::kText) {
       result.push_back(std::move(piece));
     } else {
       split(&piece, &result);
@@ -135,21 +136,23 @@ std::vector<PatternSpan> FindCharacters(std::string_view text,
 
 class Split : public PreTokenizer {
  public:
-  Split(Pattern pattern, Behavior behavior, bool invert)
+  Split(TextPattern pattern, Behavior behavior, bool invert)
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
 
-  void PreTokenize(std::vector<Piece>* pieces) const override {
-    SplitPieces(pieces, [this](const Piece* piece, std::vector<Piece>* out) {
-      std::vector<PatternSpan> spans = pattern_.Find(piece->text);
-      if (invert_) {
-        for (PatternSpan& span : spans) span.is_match = !span.is_match;
-      }
-      AddSpans(*piece, Apply(behavior_, std::move(spans)), out);
-    });
+  void PreTokenize(std::vector<TextPiece>* pieces) const override {
+    SplitPieces(pieces,
+                [this](const TextPiece* piece, std::vector<TextPiece>* out) {
+                  std::vector<PatternSpan> spans = pattern_.Find(piece->text);
+                  if (invert_) {
+                    for (PatternSpan& span : spans)
+                      span.is_match = !span.is_match;
+                  }
+                  AddSpans(*piece, Apply(behavior_, std::move(spans)), out);
+                });
   }
 
  private:
-  const Pattern pattern_;
+  const TextPattern pattern_;
   const Behavior behavior_;
   const bool invert_;
 };
@@ -161,8 +164,9 @@ class SplitAtCharacters : public PreTokenizer {
   SplitAtCharacters(Predicate predicate, Behavior behavior)
       : predicate_(predicate), behavior_(behavior) {}
 
-  void PreTokenize(std::vector<Piece>* pieces) const override {
-    SplitPieces(pieces, [this](const Piece* piece, std::vector<Piece>* out) {
+  void PreTokenize(std::vector<TextPiece>* pieces) const override {
+    SplitPieces(pieces, [this](const TextPiece* piece,
+                               std::vector<TextPiece>* out) {
       AddSpans(*piece,
                Apply(behavior_, FindCharacters(piece->text, predicate_)), out);
     });
@@ -176,25 +180,26 @@ class SplitAtCharacters : public PreTokenizer {
 // \w+|[^\w\s]+ of the piece; the rest is dropped.
 class Whitespace : public PreTokenizer {
  public:
-  void PreTokenize(std::vector<Piece>* pieces) const override {
-    SplitPieces(pieces, [](const Piece* piece, std::vector<Piece>* out) {
-      enum Kind { kSpace, kWord, kOther };
-      std::vector<PatternSpan> words;
-      Kind previous = kSpace;
-      for (size_t i = 0; i < piece->text.size();) {
-        const DecodedCharacter c = DecodeUtf8(piece->text, i);
-        const Kind kind = IsWord(c.code_point)         ? kWord
-                          : IsWhitespace(c.code_point) ? kSpace
-                                                       : kOther;
-        if (kind != kSpace) {
-          if (kind != previous) words.push_back({i, i, true});
-          words.back().end = i + c.length;
-        }
-        previous = kind;
-        i += c.length;
-      }
-      AddSpans(*piece, words, out);
-    });
+  void PreTokenize(std::vector<TextPiece>* pieces) const override {
+    SplitPieces(pieces,
+                [](const TextPiece* piece, std::vector<TextPiece>* out) {
+                  enum Kind { kSpace, kWord, kOther };
+                  std::vector<PatternSpan> words;
+                  Kind previous = kSpace;
+                  for (size_t i = 0; i < piece->text.size();) {
+                    const DecodedCharacter c = DecodeUtf8(piece->text, i);
+                    const Kind kind = IsWord(c.code_point)         ? kWord
+                                      : IsWhitespace(c.code_point) ? kSpace
+                                                                   : kOther;
+                    if (kind != kSpace) {
+                      if (kind != previous) words.push_back({i, i, true});
+                      words.back().end = i + c.length;
+                    }
+                    previous = kind;
+                    i += c.length;
+                  }
+                  AddSpans(*piece, words, out);
+                });
   }
 };
 
@@ -203,17 +208,19 @@ class FixedLength : public PreTokenizer {
  public:
   explicit FixedLength(int64_t length) : length_(length) {}
 
-  void PreTokenize(std::vector<Piece>* pieces) const override {
-    SplitPieces(pieces, [this](const Piece* piece, std::vector<Piece>* out) {
-      std::vector<PatternSpan> spans;
-      int64_t characters = 0;
-      for (size_t i = 0; i < piece->text.size(); ++characters) {
-        if (characters % length_ == 0) spans.push_back({i, i, true});
-        i += DecodeUtf8(piece->text, i).length;
-        spans.back().end = i;
-      }
-      AddSpans(*piece, spans, out);
-    });
+  void PreTokenize(std::vector<TextPiece>* pieces) const override {
+    SplitPieces(pieces,
+                [this](const TextPiece* piece, std::vector<TextPiece>* out) {
+                  std::vector<PatternSpan> spans;
+                  int64_t characters = 0;
+                  for (size_t i = 0; i < piece->text.size(); ++characters) {
+                    if (characters % length_ == 0)
+                      spans.push_back({i, i, true});
+                    i += DecodeUtf8(piece->text, i).length;
+                    spans.back().end = i;
+                  }
+                  AddSpans(*piece, spans, out);
+                });
   }
 
  private:
@@ -222,11 +229,11 @@ class FixedLength : public PreTokenizer {
 
 class ByteLevel : public PreTokenizer {
  public:
-  ByteLevel(bool add_prefix_space, std::optional<Pattern> pattern)
+  ByteLevel(bool add_prefix_space, std::optional<TextPattern> pattern)
       : add_prefix_space_(add_prefix_space), pattern_(std::move(pattern)) {}
 
-  void PreTokenize(std::vector<Piece>* pieces) const override {
-    SplitPieces(pieces, [this](Piece* piece, std::vector<Piece>* out) {
+  void PreTokenize(std::vector<TextPiece>* pieces) const override {
+    SplitPieces(pieces, [this](TextPiece* piece, std::vector<TextPiece>* out) {
       if (add_prefix_space_ && !piece->text.starts_with(' ')) {
         piece->text.insert(0, 1, ' ');
       }
@@ -244,7 +251,7 @@ class ByteLevel : public PreTokenizer {
 
  private:
   const bool add_prefix_space_;
-  const std::optional<Pattern> pattern_;
+  const std::optional<TextPattern> pattern_;
 };
 
 class Metaspace : public PreTokenizer {
@@ -256,8 +263,8 @@ class Metaspace : public PreTokenizer {
     AppendUtf8(replacement, &replacement_text_);
   }
 
-  void PreTokenize(std::vector<Piece>* pieces) const override {
-    SplitPieces(pieces, [this](Piece* piece, std::vector<Piece>* out) {
+  void PreTokenize(std::vector<TextPiece>* pieces) const override {
+    SplitPieces(pieces, [this](TextPiece* piece, std::vector<TextPiece>* out) {
       std::string text;
       for (const char c : piece->text) {
         if (c == ' ') {
@@ -297,7 +304,7 @@ class Sequence : public PreTokenizer {
  public:
   explicit Sequence(std::vector<std::unique_ptr<PreTokenizer>> parts)
       : parts_(std::move(parts)) {}
-  void PreTokenize(std::vector<Piece>* pieces) const override {
+  void PreTokenize(std::vector<TextPiece>* pieces) const override {
     for (const auto& part : parts_) part->PreTokenize(pieces);
   }
 
@@ -378,16 +385,17 @@ class Parser {
                            json.BoolOr("add_prefix_space", true));
     QUIRE_ASSIGN_OR_RETURN(const bool use_regex,
                            json.BoolOr("use_regex", true));
-    std::optional<Pattern> pattern;
+    std::optional<TextPattern> pattern;
     if (use_regex) {
-      QUIRE_ASSIGN_OR_RETURN(pattern, Pattern::FromRegex(kGpt2Pattern));
+      QUIRE_ASSIGN_OR_RETURN(pattern, TextPattern::FromRegex(kGpt2Pattern));
     }
     text_is_rewritten_ = true;
     return std::make_unique<ByteLevel>(add_prefix_space, std::move(pattern));
   }
 
   static Result ParseSplit(const JsonReader& json) {
-    QUIRE_ASSIGN_OR_RETURN(Pattern pattern, Pattern::FromJson(json, "pattern"));
+    QUIRE_ASSIGN_OR_RETURN(TextPattern pattern,
+                           TextPattern::FromJson(json, "pattern"));
     QUIRE_ASSIGN_OR_RETURN(const Behavior behavior,
                            ParseBehavior(json, "behavior"));
     QUIRE_ASSIGN_OR_RETURN(const bool invert, json.BoolOr("invert", false));

@@ -16,7 +16,7 @@
 namespace quire {
 
 // A part of the input on its way to tokens: text, or an added token.
-struct Piece {
+struct TextPiece {
   static constexpr TokenId kText = -1;
 
   std::string text;
@@ -30,7 +30,7 @@ class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
   // Cuts and rewrites the pieces that are text; drops those that get empty.
-  virtual void PreTokenize(std::vector<Piece>* pieces) const = 0;
+  virtual void PreTokenize(std::vector<TextPiece>* pieces) const = 0;
 };
 
 // kUnimplemented, naming it, for one that is not supported. `has_normalizer`:

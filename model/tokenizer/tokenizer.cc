@@ -56,10 +56,10 @@ nlohmann::json AddedTokensToJson(const AddedTokens& added) {
 }
 
 // The pieces before pre-tokenization: added tokens, and normalised text.
-std::vector<Piece> ExtractAddedTokens(const AddedTokens& added,
-                                      const Normalizer* normalizer,
-                                      std::string_view text) {
-  std::vector<Piece> pieces;
+std::vector<TextPiece> ExtractAddedTokens(const AddedTokens& added,
+                                          const Normalizer* normalizer,
+                                          std::string_view text) {
+  std::vector<TextPiece> pieces;
   const auto add_token = [&pieces](TokenId token) {
     pieces.push_back({std::string(), token, false});
   };
@@ -75,7 +75,8 @@ std::vector<Piece> ExtractAddedTokens(const AddedTokens& added,
         add_token(*inner.token);
       } else {
         pieces.push_back({part.substr(inner.begin, inner.end - inner.begin),
-                          Piece::kText, span.begin == 0 && inner.begin == 0});
+                          TextPiece::kText,
+                          span.begin == 0 && inner.begin == 0});
       }
     }
   }
@@ -113,7 +114,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromTokenizerJson(
   }
   if (reader.Has("decoder")) {
     QUIRE_ASSIGN_OR_RETURN(impl->decoder,
-                           Decoder::Parse(reader.Field("decoder")));
+                           TokenDecoder::Parse(reader.Field("decoder")));
   }
   QUIRE_ASSIGN_OR_RETURN(std::vector<AddedToken> tokens,
                          ParseAddedTokens(reader));
@@ -134,15 +135,15 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromTokenizerJson(
 std::vector<TokenId> Tokenizer::Encode(std::string_view text,
                                        bool add_special_tokens) const {
   const std::string valid = RepairUtf8(text);
-  std::vector<Piece> pieces =
+  std::vector<TextPiece> pieces =
       ExtractAddedTokens(impl_->added, impl_->normalizer.get(), valid);
   if (impl_->pre_tokenizer != nullptr) {
     impl_->pre_tokenizer->PreTokenize(&pieces);
   }
   std::vector<TokenId> tokens;
   if (add_special_tokens) tokens = impl_->post_processor.before;
-  for (const Piece& piece : pieces) {
-    if (piece.token != Piece::kText) {
+  for (const TextPiece& piece : pieces) {
+    if (piece.token != TextPiece::kText) {
       tokens.push_back(piece.token);
     } else if (!piece.text.empty()) {
       impl_->bpe->Encode(piece.text, &tokens);

@@ -34,7 +34,7 @@ class Tokenizer::Impl {
   std::unique_ptr<PreTokenizer> pre_tokenizer;  // may be null
   AddedTokens added;
   PostProcessor post_processor;
-  Decoder decoder;
+  TokenDecoder decoder;
   // normalizer, pre_tokenizer, post_processor and decoder as they were read.
   nlohmann::json description;
 };

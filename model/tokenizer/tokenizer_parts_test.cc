@@ -29,13 +29,13 @@ TEST(PreTokenizer, CutsAsTokenizersDoes) {
         ParsePreTokenizer(JsonReader(entry["part"], "file"), false);
     ASSERT_TRUE(part.ok()) << part.status();
     for (const json& c : entry["cases"]) {
-      std::vector<Piece> pieces = {
-          {c[0].get<std::string>(), Piece::kText, true}};
+      std::vector<TextPiece> pieces = {
+          {c[0].get<std::string>(), TextPiece::kText, true}};
       // Empty text never reaches a pre-tokenizer.
       if (pieces[0].text.empty()) continue;
       (*part)->PreTokenize(&pieces);
       std::vector<std::string> texts;
-      for (const Piece& piece : pieces) texts.push_back(piece.text);
+      for (const TextPiece& piece : pieces) texts.push_back(piece.text);
       EXPECT_EQ(texts, c[1].get<std::vector<std::string>>()) << c[0];
     }
   }
@@ -69,12 +69,12 @@ TEST(Normalizer, OrdersALongRunOfMarksInLittleTime) {
   EXPECT_TRUE(text == "a" + below + above);
 }
 
-TEST(Decoder, JoinsAsTokenizersDoes) {
+TEST(TokenDecoder, JoinsAsTokenizersDoes) {
   for (const json& entry : ReadGolden("tokenizer_parts/decoders.json")) {
     SCOPED_TRACE(entry["part"].dump());
-    Decoder decoder;
+    TokenDecoder decoder;
     if (!entry["part"].is_null()) {
-      auto part = Decoder::Parse(JsonReader(entry["part"], "file"));
+      auto part = TokenDecoder::Parse(JsonReader(entry["part"], "file"));
       ASSERT_TRUE(part.ok()) << part.status();
       decoder = *std::move(part);
     }
@@ -88,9 +88,9 @@ TEST(Decoder, JoinsAsTokenizersDoes) {
   }
 }
 
-TEST(Decoder, PassesOnWhatIsCertainAndNoMore) {
+TEST(TokenDecoder, PassesOnWhatIsCertainAndNoMore) {
   const json description = {{"type", "ByteLevel"}};
-  const auto decoder = Decoder::Parse(JsonReader(description, "file"));
+  const auto decoder = TokenDecoder::Parse(JsonReader(description, "file"));
   ASSERT_TRUE(decoder.ok()) << decoder.status();
   DecodeRun run = decoder->Start();
   EXPECT_EQ(run.Push("a"), "a");
@@ -111,7 +111,7 @@ struct Refused {
 };
 
 // Oniguruma reads these; PCRE2 reads them otherwise, or not at all.
-TEST(Pattern, RefusesByNameWhatItDoesNotSupport) {
+TEST(TextPattern, RefusesByNameWhatItDoesNotSupport) {
   constexpr auto kUnsupported = absl::StatusCode::kUnimplemented;
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   const Refused table[] = {
@@ -143,7 +143,7 @@ TEST(Pattern, RefusesByNameWhatItDoesNotSupport) {
       {"a{99999}", kInvalid, "number too big"},
   };
   for (const Refused& refused : table) {
-    const auto pattern = Pattern::FromRegex(refused.pattern);
+    const auto pattern = TextPattern::FromRegex(refused.pattern);
     ASSERT_FALSE(pattern.ok()) << refused.pattern;
     EXPECT_EQ(pattern.status().code(), refused.code) << pattern.status();
     EXPECT_THAT(std::string(pattern.status().message()),
@@ -151,8 +151,8 @@ TEST(Pattern, RefusesByNameWhatItDoesNotSupport) {
   }
 }
 
-TEST(Pattern, GivesUpOnWhatTakesTooLong) {
-  const auto pattern = Pattern::FromRegex("(?:a|a)*b|c");
+TEST(TextPattern, GivesUpOnWhatTakesTooLong) {
+  const auto pattern = TextPattern::FromRegex("(?:a|a)*b|c");
   ASSERT_TRUE(pattern.ok()) << pattern.status();
   const std::string text = "c" + std::string(40, 'a') + "c";
   const std::vector<PatternSpan> spans = pattern->Find(text);
@@ -161,9 +161,9 @@ TEST(Pattern, GivesUpOnWhatTakesTooLong) {
   EXPECT_EQ(spans.back().end, text.size());
 }
 
-TEST(Pattern, TakesLongRunsInItsStride) {
-  const auto pattern =
-      Pattern::FromRegex("\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+|(?:\\p{L}\\p{M}*)+");
+TEST(TextPattern, TakesLongRunsInItsStride) {
+  const auto pattern = TextPattern::FromRegex(
+      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+|(?:\\p{L}\\p{M}*)+");
   ASSERT_TRUE(pattern.ok()) << pattern.status();
   const std::string spaces(1'000'000, ' ');
   // The last space stays with the letter.
