@@ -23,6 +23,7 @@
 #include "bench/program.h"
 #include "bench/progress.h"
 #include "bench/run_description.h"
+#include "bench/trace_file.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/allocation_trace.h"
 #include "quire/alloc/allocator.h"
@@ -30,9 +31,7 @@
 #include "quire/alloc/host_driver.h"
 #include "quire/alloc/owner.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/alloc/trace_formats.h"
 #include "quire/alloc/trace_replay.h"
-#include "quire/loader/regular_file.h"
 
 namespace quire {
 namespace {
@@ -98,12 +97,8 @@ absl::StatusOr<TraceReplayResult> PlayOnce(const Options& options,
 
 // `timing` is called before the second pass.
 absl::StatusOr<Result> Play(const Options& options, const std::string& path,
-                            const std::string& contents,
+                            const AllocationTrace& trace,
                             const std::function<void()>& timing) {
-  PyTorchTraceOptions read;
-  if (options.device) read.device = DeviceId(*options.device);
-  QUIRE_ASSIGN_OR_RETURN(const AllocationTrace trace,
-                         ReadAllocationTrace(contents, read));
   Result result;
   result.file = path;
   result.events = trace.events.size();
@@ -121,12 +116,11 @@ absl::StatusOr<Result> Play(const Options& options, const std::string& path,
 // Errors name the file.
 absl::StatusOr<Result> PlayFile(const Options& options, const std::string& path,
                                 const std::function<void()>& timing) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadRegularFile(path));
-  absl::StatusOr<Result> result = Play(options, path, contents, timing);
-  if (result.ok()) return result;
-  return absl::Status(
-      result.status().code(),
-      absl::StrCat(path, ": ", std::string(result.status().message())));
+  QUIRE_ASSIGN_OR_RETURN(const AllocationTrace trace,
+                         ReadTraceFile(path, options.device));
+  absl::StatusOr<Result> result = Play(options, path, trace, timing);
+  if (!result.ok()) return InFile(path, result.status());
+  return result;
 }
 
 // `run` is of DescribeRun.

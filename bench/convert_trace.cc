@@ -17,11 +17,11 @@
 #include "absl/strings/str_cat.h"
 #include "bench/option_checks.h"
 #include "bench/program.h"
+#include "bench/trace_file.h"
 #include "nlohmann/json.hpp"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/trace_formats.h"
 #include "quire/loader/output_file.h"
-#include "quire/loader/regular_file.h"
 
 namespace quire {
 namespace {
@@ -40,18 +40,6 @@ std::string FormatOfName(const std::string& path) {
   if (extension == ".pickle" || extension == ".pkl") return "pytorch";
   if (extension == ".csv") return "quire";
   return "";
-}
-
-absl::StatusOr<AllocationTrace> Read(const Options& options) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string contents,
-                         ReadRegularFile(options.in));
-  PyTorchTraceOptions read;
-  if (options.device) read.device = DeviceId(*options.device);
-  absl::StatusOr<AllocationTrace> trace = ReadAllocationTrace(contents, read);
-  if (trace.ok()) return trace;
-  return absl::Status(
-      trace.status().code(),
-      absl::StrCat(options.in, ": ", std::string(trace.status().message())));
 }
 
 absl::StatusOr<std::string> Write(const std::string& format,
@@ -106,13 +94,10 @@ nlohmann::json CountLeftOut(const std::string& format,
 }
 
 absl::Status Convert(const Options& options, const std::string& format) {
-  QUIRE_ASSIGN_OR_RETURN(const AllocationTrace trace, Read(options));
-  absl::StatusOr<std::string> written = Write(format, trace);
-  if (!written.ok()) {
-    return absl::Status(written.status().code(),
-                        absl::StrCat(options.in, ": ",
-                                     std::string(written.status().message())));
-  }
+  QUIRE_ASSIGN_OR_RETURN(const AllocationTrace trace,
+                         ReadTraceFile(options.in, options.device));
+  const absl::StatusOr<std::string> written = Write(format, trace);
+  if (!written.ok()) return InFile(options.in, written.status());
   QUIRE_RETURN_IF_ERROR(WriteFile(options.out, *written));
   const AllocationTraceSummary summary = SummarizeAllocationTrace(trace);
   const nlohmann::json left_out = CountLeftOut(format, trace);

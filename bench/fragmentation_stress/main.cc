@@ -26,10 +26,9 @@
 #include "bench/program.h"
 #include "bench/progress.h"
 #include "bench/run_description.h"
+#include "bench/trace_file.h"
 #include "quire/alloc/status_macros.h"
-#include "quire/alloc/trace_formats.h"
 #include "quire/alloc/units.h"
-#include "quire/loader/regular_file.h"
 
 namespace quire {
 namespace {
@@ -72,21 +71,14 @@ absl::StatusOr<Bytes> ParseSize(const char* option, const std::string& text) {
 
 absl::StatusOr<NamedTrace> ReadTrace(const std::string& path,
                                      std::optional<int32_t> device) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string contents, ReadRegularFile(path));
-  PyTorchTraceOptions read;
-  if (device) read.device = DeviceId(*device);
-  absl::StatusOr<AllocationTrace> trace = ReadAllocationTrace(contents, read);
-  if (!trace.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", std::string(trace.status().message())));
-  }
-  if (trace->events.empty()) {
+  QUIRE_ASSIGN_OR_RETURN(AllocationTrace trace, ReadTraceFile(path, device));
+  if (trace.events.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": there are no events"));
   }
   nlohmann::json settings = {{"trace", path}};
   if (device) settings["device"] = *device;
-  return NamedTrace{path, std::move(settings), *std::move(trace)};
+  return NamedTrace{path, std::move(settings), std::move(trace)};
 }
 
 absl::StatusOr<NamedTrace> MakeTrace(const Options& options,
