@@ -51,7 +51,7 @@ class BlockGeometry {
   // Whether no layer ever drops a token.
   bool KeepsAllTokens() const { return kept_.size() == 1 && !kept_[0].window; }
   // Of each table whether its layers never drop a token.
-  std::vector<bool> KeepAllTokens() const {
+  std::vector<bool> TablesThatKeepAllTokens() const {
     std::vector<bool> all;
     for (const KvLayerKind& kept : kept_) all.push_back(kept.window == 0);
     return all;

@@ -51,7 +51,7 @@ class BlockTableCacheImpl final : public BlockTableCache {
         range_(range),
         geometry_(geometry),
         options_(options),
-        pool_(geometry.blocks(), geometry.KeepAllTokens()) {}
+        pool_(geometry.blocks(), geometry.TablesThatKeepAllTokens()) {}
   // Nothing uses a sequence any more. Harmless in a forked child.
   ~BlockTableCacheImpl() override { memory_->ReleaseRange(range_, Fence()); }
 

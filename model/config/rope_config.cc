@@ -271,6 +271,10 @@ std::vector<float> InverseFrequencies(const RopeConfig& rope,
   if (rope.scaling == RopeScaling::kYarn) ramp.emplace(rope, head_dim);
   for (uint32_t i = 0; i < head_dim / 2; ++i) {
     double frequency = std::pow(rope.theta, -2.0 * i / head_dim);
+    // Divides all but this part of it.
+    const auto keep = [&](double part) {
+      frequency = (1 - part) * frequency / rope.factor + part * frequency;
+    };
     switch (rope.scaling) {
       case RopeScaling::kNone:
       case RopeScaling::kDynamic:
@@ -284,18 +288,15 @@ std::vector<float> InverseFrequencies(const RopeConfig& rope,
         // (1: keep).
         const double turns =
             rope.original_max_positions * frequency / (2 * std::numbers::pi);
-        const double keep = std::clamp(
+        keep(std::clamp(
             (turns - rope.low_frequency_factor) /
                 (rope.high_frequency_factor - rope.low_frequency_factor),
-            0.0, 1.0);
-        frequency = (1 - keep) * frequency / rope.factor + keep * frequency;
+            0.0, 1.0));
         break;
       }
-      case RopeScaling::kYarn: {
-        const double keep = ramp->Kept(i);
-        frequency = (1 - keep) * frequency / rope.factor + keep * frequency;
+      case RopeScaling::kYarn:
+        keep(ramp->Kept(i));
         break;
-      }
     }
     frequencies[i] = static_cast<float>(frequency);
   }
