@@ -7,7 +7,9 @@
 namespace quire {
 namespace {
 
-// The beginnings that a plan looks at.
+// The beginnings that a plan looks at: the first ones, and the longest of the
+// others, since the largest detour there is, which is promised, begins with the
+// longest.
 constexpr size_t kHeadsTried = 128;
 
 constexpr uint32_t kNone = UINT32_MAX;
@@ -49,8 +51,12 @@ void DetourPlanner::Gather(std::span<const Piece> runs) {
       whole_.push_back(offer->whole);
       whole_bytes_ += offer->whole.length;
     }
-    if (offer->before.length > 0 && heads_.size() < kHeadsTried) {
-      heads_.push_back(offer->before);
+    if (offer->before.length > 0) {
+      if (heads_.size() < kHeadsTried) {
+        heads_.push_back(offer->before);
+      } else if (IsShorter(heads_.back(), offer->before)) {
+        heads_.back() = offer->before;
+      }
     }
     if (offer->behind.length > 0) tails_.push_back(offer->behind);
   }

@@ -176,6 +176,25 @@ TEST(DetourPlannerTest, RunsOfBothSetsThatTouchAreOne) {
 
 // Pages of which the steps of a tail's length are single grains, and larger
 // ones.
+// The largest allocation that is promised begins with it.
+TEST(DetourPlannerTest, FindsTheLongestBeginningBehindThousands) {
+  Runs runs;
+  for (uint64_t i = 0; i < 3000; ++i) {
+    const uint64_t length = i == 2345 ? 7 : 1 + i % 6;
+    runs.push_back({kBase + (2 * i + 1) * kPage - length * kGrain,
+                    length * kGrain});
+  }
+  const uint64_t whole = runs.back().end() + kPage;
+  runs.push_back({whole, kPage + kGrain});
+  DetourPlanner planner(kPage);
+  const DetourPlanner::Choice choice =
+      planner.Plan(runs, 7 * kGrain + kPage + kGrain, Bytes(kGrain));
+  EXPECT_EQ(choice.new_pages, 0);
+  ASSERT_EQ(choice.pieces.size(), 2);
+  EXPECT_EQ(choice.pieces[0].begin, runs[2345].begin);
+  EXPECT_EQ(choice.pieces[1].begin, whole);
+}
+
 TEST(DetourPlannerTest, OfLargePagesToo) {
   for (const uint64_t page : {MiB(2).value(), MiB(32).value()}) {
     RunSet free;

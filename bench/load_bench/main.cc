@@ -9,9 +9,6 @@
 // pages is compared with the slower of disk and copy. All take turns, each from
 // a cold cache, in another order in each round.
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -148,19 +145,13 @@ class Bench {
   }
 
   absl::Status Copy() const {
-    const int fd = memfd_create("load_bench", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes_)) != 0)
-      return absl::ResourceExhaustedError("no memory to copy to");
-    void* const to =
-        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    const UntouchedMemory to(bytes_);
     const ReadBuffer from(kReadBlock);
-    if (to == MAP_FAILED || !from.ok())
+    if (!to.ok() || !from.ok())
       return absl::ResourceExhaustedError("no memory to copy to");
     for (uint64_t at = 0; at < bytes_; at += kReadBlock)
-      std::memcpy(static_cast<char*>(to) + at, from.data(),
+      std::memcpy(to.data() + at, from.data(),
                   std::min(kReadBlock, bytes_ - at));
-    munmap(to, bytes_);
-    close(fd);
     return absl::OkStatus();
   }
 
@@ -225,7 +216,8 @@ int Main(int argc, char** argv) {
   app.add_option("MODEL", options.model,
                  "Folder, .safetensors or .gguf file, on the disk to measure; "
                  "as much memory must be free")
-      ->required();
+      ->required()
+      ->check(NotEmpty());
   app.add_option("--rounds", options.rounds, "Each takes so many turns")
       ->check(WholeNumber())
       ->check(CLI::Range(1, 1000))

@@ -1,4 +1,5 @@
-// What the rulers share: an open file, and memory that direct reads can fill.
+// What the rulers share: an open file, memory that direct reads can fill, and
+// memory to copy to.
 
 #ifndef QUIRE_BENCH_LOAD_BENCH_RAW_FILE_H_
 #define QUIRE_BENCH_LOAD_BENCH_RAW_FILE_H_
@@ -72,6 +73,31 @@ class ReadBuffer {
  private:
   const size_t size_;
   void* data_;
+};
+
+// Memory of a file, that nobody has touched: what the pages of the software
+// device are.
+class UntouchedMemory {
+ public:
+  explicit UntouchedMemory(uint64_t size) : size_(size) {
+    const int fd = memfd_create("load_bench", MFD_CLOEXEC);
+    if (fd < 0) return;
+    if (ftruncate(fd, static_cast<off_t>(size)) == 0)
+      data_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);  // the mapping keeps it
+  }
+  UntouchedMemory(const UntouchedMemory&) = delete;
+  UntouchedMemory& operator=(const UntouchedMemory&) = delete;
+  ~UntouchedMemory() {
+    if (ok()) munmap(data_, size_);
+  }
+
+  bool ok() const { return data_ != MAP_FAILED; }
+  char* data() const { return static_cast<char*>(data_); }
+
+ private:
+  const uint64_t size_;
+  void* data_ = MAP_FAILED;
 };
 
 }  // namespace quire
