@@ -21,7 +21,7 @@
 #include "bench/fragmentation_stress/report.h"
 #include "bench/option_checks.h"
 #include "bench/policies/policy_registry.h"
-#include "bench/policies/policy_replay.h"
+#include "bench/policies/policy_run.h"
 #include "bench/policies/simulated_device.h"
 #include "bench/program.h"
 #include "bench/progress.h"
@@ -95,21 +95,10 @@ absl::StatusOr<NamedTrace> MakeTrace(const Options& options,
                     std::move(trace)};
 }
 
-absl::StatusOr<PolicyReplayResult> Replay(Bytes device_memory,
-                                          const AllocationTrace& trace,
-                                          const PolicySpec& spec,
-                                          const PolicyReplayOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SimulatedDevice> device,
-                         SimulatedDevice::Create(device_memory));
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AllocatorPolicy> policy,
-                         spec.Create(device.get()));
-  return ReplayOnPolicy(trace, device.get(), policy.get(), options);
-}
-
 absl::StatusOr<StressRun> RunOne(const Options& options, Bytes device_memory,
                                  const NamedTrace& trace,
                                  const PolicySpec& spec,
-                                 PolicyReplayOptions replay) {
+                                 const PolicyRunOptions& how) {
   StressRun run;
   run.trace = trace.name;
   run.policy = spec.text;
@@ -126,23 +115,10 @@ absl::StatusOr<StressRun> RunOne(const Options& options, Bytes device_memory,
                        {"driver_costs", "A100"}});
   run.settings.update(options.run);
   run.asked = SummarizeAllocationTrace(trace.trace);
-  // Where the peak is, only a replay knows: that it comes out the same the
-  // second time is what simulation is for.
-  if (replay.page_map_points > 0) {
-    PolicyReplayOptions looking;
-    looking.progress = [&](uint64_t done, uint64_t all) {
-      replay.progress(done, all * (1 + replay.iterations));
-    };
-    QUIRE_ASSIGN_OR_RETURN(const PolicyReplayResult first,
-                           Replay(device_memory, trace.trace, spec, looking));
-    replay.progress = [played = run.events, progress = replay.progress](
-                          uint64_t done, uint64_t all) {
-      progress(played + done, played + all);
-    };
-    replay.page_map_event = first.at_peak_requested.event;
-  }
-  QUIRE_ASSIGN_OR_RETURN(run.result,
-                         Replay(device_memory, trace.trace, spec, replay));
+  QUIRE_ASSIGN_OR_RETURN(PolicyRun played,
+                         RunPolicy(trace.trace, device_memory, spec, how));
+  run.result = std::move(played.result);
+  run.looks = std::move(played.looks);
   if (run.result.first_failure) {
     run.before_failure = DescribeWorkloadOrder(
         trace.trace, run.result.first_failure->moment.event);
@@ -156,18 +132,18 @@ absl::Status RunPolicies(const Options& options, Bytes device_memory,
                          const std::vector<PolicySpec>& specs, double total,
                          ProgressLine* progress, std::vector<StressRun>* runs) {
   for (const PolicySpec& spec : specs) {
-    PolicyReplayOptions replay;
-    replay.iterations = options.repeat;
-    replay.timeline_points = options.timeline;
-    replay.page_map_points = options.page_maps;
+    PolicyRunOptions how;
+    how.iterations = options.repeat;
+    how.timeline_points = options.timeline;
+    how.page_map_points = options.page_maps;
     const auto before = static_cast<double>(runs->size());
-    replay.progress = [&](uint64_t done, uint64_t all) {
+    how.progress = [&](uint64_t done, uint64_t all) {
       progress->Update(
           absl::StrCat(trace.name, ", ", spec.text),
           before + static_cast<double>(done) / static_cast<double>(all), total);
     };
     absl::StatusOr<StressRun> run =
-        RunOne(options, device_memory, trace, spec, replay);
+        RunOne(options, device_memory, trace, spec, how);
     if (!run.ok()) {
       return absl::Status(run.status().code(),
                           absl::StrCat(trace.name, ", ", spec.text, ": ",

@@ -1,6 +1,10 @@
 #include "bench/fragmentation_stress/page_map_report.h"
 
 #include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "bench/policies/page_map.h"
 
 namespace quire {
 namespace {
@@ -30,39 +34,27 @@ json HeatToJson(const std::vector<PolicyPageMap>& maps, uint64_t pages) {
 
 }  // namespace
 
-json PageMapsToJson(const StressRun& run) {
-  const PolicyReplayResult& result = run.result;
+json PageMapsToJson(const PolicyLooks& looks) {
   // All maps of the run lie in so many pages.
   size_t pages = 1;
   const auto widen = [&](const PageMap& map) {
     pages = std::max(pages, map.requested.size());
   };
-  for (const PolicyPageMap& map : result.page_maps) widen(map.pages);
-  if (result.page_map_at_event) widen(result.page_map_at_event->pages);
-  if (result.page_map_at_end) widen(result.page_map_at_end->pages);
-  if (result.first_failure) widen(result.first_failure->pages);
-
-  json object = {{"page_size", PageMap::kPage.value()},
-                 {"pages", pages},
-                 {"cell_pages", (pages + kCells - 1) / kCells},
-                 {"at_peak", json()},
-                 {"at_failure", json()},
-                 {"at_end", json()},
-                 {"heat", HeatToJson(result.page_maps, pages)}};
-  if (result.page_map_at_event) {
-    object["at_peak"] =
-        MapToJson(result.page_map_at_event->pages,
-                  result.page_map_at_event->moment.event, pages);
+  const auto to_json = [&](const std::optional<PolicyPageMap>& map) {
+    return map ? MapToJson(map->pages, map->moment.event, pages) : json();
+  };
+  for (const PolicyPageMap& map : looks.page_maps) widen(map.pages);
+  for (const auto* map : {&looks.page_map_at_event, &looks.page_map_at_failure,
+                          &looks.page_map_at_end}) {
+    if (*map) widen((*map)->pages);
   }
-  if (result.first_failure) {
-    object["at_failure"] = MapToJson(result.first_failure->pages,
-                                     result.first_failure->moment.event, pages);
-  }
-  if (result.page_map_at_end) {
-    object["at_end"] = MapToJson(result.page_map_at_end->pages,
-                                 result.page_map_at_end->moment.event, pages);
-  }
-  return object;
+  return {{"page_size", PageMap::kPage.value()},
+          {"pages", pages},
+          {"cell_pages", (pages + kCells - 1) / kCells},
+          {"at_peak", to_json(looks.page_map_at_event)},
+          {"at_failure", to_json(looks.page_map_at_failure)},
+          {"at_end", to_json(looks.page_map_at_end)},
+          {"heat", HeatToJson(looks.page_maps, pages)}};
 }
 
 }  // namespace quire

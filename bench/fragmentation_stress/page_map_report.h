@@ -3,7 +3,7 @@
 #ifndef QUIRE_BENCH_FRAGMENTATION_STRESS_PAGE_MAP_REPORT_H_
 #define QUIRE_BENCH_FRAGMENTATION_STRESS_PAGE_MAP_REPORT_H_
 
-#include "bench/fragmentation_stress/report.h"
+#include "bench/policies/policy_replay.h"
 #include "nlohmann/json.hpp"
 
 namespace quire {
@@ -12,7 +12,7 @@ namespace quire {
 // memory in order, in 4,096 cells at most. "heat": the same in 48 bands at most
 // at each look. All of a run on one scale. docs/experiments.md has the fields.
 // REQUIRES: page maps were asked for.
-nlohmann::json PageMapsToJson(const StressRun& run);
+nlohmann::json PageMapsToJson(const PolicyLooks& looks);
 
 }  // namespace quire
 

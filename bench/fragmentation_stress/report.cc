@@ -94,16 +94,17 @@ json RunToJson(const StressRun& run, std::optional<int> rank) {
       {"peak_reserved_when_recorded", run.asked.peak_reserved.value()},
       {"at_peak_requested", MomentToJson(result.at_peak_requested)},
       {"at_end", MomentToJson(result.at_end)},
-      {"largest_allocatable", result.largest_at_end.value()},
+      {"largest_allocatable", run.looks.largest_at_end.value()},
       {"seconds", result.seconds},
       {"settings", run.settings}};
-  if (!result.timeline.empty()) {
+  if (!run.looks.timeline.empty()) {
     json& timeline = object["timeline"] = json::array();
-    for (const PolicyLook& look : result.timeline) {
+    for (const PolicyLook& look : run.looks.timeline) {
       timeline.push_back(LookToJson(look));
     }
   }
-  if (!result.page_maps.empty()) object["page_map"] = PageMapsToJson(run);
+  if (!run.looks.page_maps.empty())
+    object["page_map"] = PageMapsToJson(run.looks);
   return object;
 }
 
@@ -188,7 +189,7 @@ std::string ToTable(const std::vector<StressRun>& runs,
         absl::StrFormat("%.4f", result.ratio()),
         absl::StrFormat("%.1f%%", 100 * peak.internal_fragmentation()),
         absl::StrFormat("%.1f%%", 100 * peak.external_fragmentation()),
-        FormatBytes(result.largest_at_end),
+        FormatBytes(run.looks.largest_at_end),
         absl::StrCat(result.first_iteration.driver_calls),
         absl::StrFormat(
             "%.1f", Milliseconds(result.first_iteration.virtual_nanoseconds))};

@@ -16,7 +16,8 @@
 
 namespace quire {
 
-// One policy on one trace: all figures are of one configuration in one run.
+// One policy on one trace: all figures are of one configuration in one run,
+// and what was looked at of another one that is the same.
 struct StressRun {
   std::string trace;  // the file, or the load with its seed
   std::string policy;
@@ -26,6 +27,7 @@ struct StressRun {
   uint64_t iterations = 1;
   AllocationTraceSummary asked;  // by the trace, of any allocator
   PolicyReplayResult result;
+  PolicyLooks looks;
   nlohmann::json settings;  // all that decides the figures
   // Where memory ran out: what came before, in words.
   WorkloadOrder before_failure;

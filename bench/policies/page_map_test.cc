@@ -79,18 +79,18 @@ TEST_F(PageMapTest, EveryPolicyHoldsWhatItSays) {
     SCOPED_TRACE(kind.name);
     const auto device = *SimulatedDevice::Create(GiB(16));
     const auto policy = *ParsePolicySpec(kind.name)->Create(device.get());
-    PolicyReplayOptions options;
+    PolicyLookOptions options;
     options.page_map_points = 20;
     options.page_map_event = 1000;
-    const auto result =
-        ReplayOnPolicy(*trace, device.get(), policy.get(), options);
-    ASSERT_TRUE(result.ok()) << result.status();
-    ASSERT_EQ(result->page_maps.size(), 20u);
-    ASSERT_TRUE(result->page_map_at_event);
-    EXPECT_EQ(result->page_map_at_event->moment.event, 1000u);
-    std::vector<PolicyPageMap> maps = result->page_maps;
-    maps.push_back(*result->page_map_at_event);
-    maps.push_back(*result->page_map_at_end);
+    const auto looks =
+        LookIntoPolicy(*trace, device.get(), policy.get(), options);
+    ASSERT_TRUE(looks.ok()) << looks.status();
+    ASSERT_EQ(looks->page_maps.size(), 20u);
+    ASSERT_TRUE(looks->page_map_at_event);
+    EXPECT_EQ(looks->page_map_at_event->moment.event, 1000u);
+    std::vector<PolicyPageMap> maps = looks->page_maps;
+    maps.push_back(*looks->page_map_at_event);
+    maps.push_back(*looks->page_map_at_end);
     for (const PolicyPageMap& map : maps) {
       SCOPED_TRACE(map.moment.event);
       uint64_t held = 0;

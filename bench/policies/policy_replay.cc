@@ -22,23 +22,39 @@ double Fraction(Bytes whole, Bytes part) {
 class PolicyReplay {
  public:
   PolicyReplay(const AllocationTrace& trace, SimulatedDevice* device,
-               AllocatorPolicy* policy, const PolicyReplayOptions& options)
-      : trace_(trace), device_(device), policy_(policy), options_(options) {}
+               AllocatorPolicy* policy)
+      : trace_(trace), device_(device), policy_(policy) {}
 
-  absl::StatusOr<PolicyReplayResult> Run() {
+  absl::StatusOr<PolicyReplayResult> Run(const PolicyReplayOptions& options) {
     QUIRE_RETURN_IF_ERROR(CreateStreams());
     start_ = Cost();
+    const bool repeats = options.iterations > 1;
     const std::clock_t clock = std::clock();
-    for (uint64_t i = 0; i < options_.iterations; ++i) {
+    for (uint64_t i = 0; i < options.iterations; ++i) {
       const PolicyCost before = Cost();
-      QUIRE_RETURN_IF_ERROR(PlayOnce(i));
+      QUIRE_RETURN_IF_ERROR(PlayOnce(options.progress, i * trace_.events.size(),
+                                     options.iterations));
+      if (i == 0) result_.at_end = Now();
+      if (repeats) QUIRE_RETURN_IF_ERROR(FreeWhatIsLeft());
       result_.last_iteration = Since(before);
       if (i == 0) result_.first_iteration = result_.last_iteration;
     }
     result_.total = Since(start_);
     result_.seconds =
         static_cast<double>(std::clock() - clock) / CLOCKS_PER_SEC;
+    // Behind all that is counted.
+    if (!repeats) result_.largest_at_end = CalculateLargest();
     return std::move(result_);
+  }
+
+  absl::StatusOr<PolicyLooks> RunAndLook(const PolicyLookOptions& options) {
+    look_options_ = &options;
+    QUIRE_RETURN_IF_ERROR(CreateStreams());
+    start_ = Cost();
+    QUIRE_RETURN_IF_ERROR(PlayOnce(options.progress, 0, 1));
+    if (options.page_map_points > 0) looks_.page_map_at_end = MapPagesNow();
+    looks_.largest_at_end = CalculateLargest();
+    return std::move(looks_);
   }
 
  private:
@@ -64,34 +80,30 @@ class PolicyReplay {
             now.virtual_nanoseconds - before.virtual_nanoseconds};
   }
 
-  absl::Status PlayOnce(uint64_t iteration) {
+  // `done` events were played before, and so many iterations are to be.
+  absl::Status PlayOnce(const std::function<void(uint64_t, uint64_t)>& progress,
+                        uint64_t done, uint64_t iterations) {
     const uint64_t count = trace_.events.size();
     for (event_ = 0; event_ < count; ++event_) {
       QUIRE_RETURN_IF_ERROR(Play(trace_.events[event_]));
-      if (iteration == 0) Look();
-      if (event_ % kEventsPerProgress == 0 && options_.progress) {
-        options_.progress(iteration * count + event_,
-                          options_.iterations * count);
+      if (look_options_ != nullptr) Look();
+      if (event_ % kEventsPerProgress == 0 && progress) {
+        progress(done + event_, iterations * count);
       }
     }
-    if (iteration == 0) {
-      result_.at_end = Now();
-      if (options_.page_map_points > 0) result_.page_map_at_end = MapPagesNow();
-      result_.largest_at_end = CalculateLargest();
-    }
-    return options_.iterations > 1 ? FreeWhatIsLeft() : absl::OkStatus();
+    return absl::OkStatus();
   }
 
-  // After each event of the first iteration.
+  // After each event of a replay that is looked into.
   void Look() {
-    if (Due(result_.timeline.size(), options_.timeline_points)) {
-      result_.timeline.push_back({Now(), CalculateLargest(), Since(start_)});
+    if (Due(looks_.timeline.size(), look_options_->timeline_points)) {
+      looks_.timeline.push_back({Now(), CalculateLargest(), Since(start_)});
     }
-    if (Due(result_.page_maps.size(), options_.page_map_points)) {
-      result_.page_maps.push_back(MapPagesNow());
+    if (Due(looks_.page_maps.size(), look_options_->page_map_points)) {
+      looks_.page_maps.push_back(MapPagesNow());
     }
-    if (event_ == options_.page_map_event) {
-      result_.page_map_at_event = MapPagesNow();
+    if (event_ == look_options_->page_map_event) {
+      looks_.page_map_at_event = MapPagesNow();
     }
   }
 
@@ -153,9 +165,11 @@ class PolicyReplay {
   absl::Status NoteFailure(const AllocationEvent& event, StreamId stream,
                            const absl::Status& status) {
     if (result_.failures++ > 0) return absl::OkStatus();
+    if (look_options_ != nullptr && look_options_->page_map_points > 0) {
+      looks_.page_map_at_failure = MapPagesNow();
+    }
     PolicyFailure failure;
     failure.moment = Now();
-    if (options_.page_map_points > 0) failure.pages = MapPagesNow().pages;
     failure.size = event.size;
     failure.largest = policy_->CalculateLargest(stream);
     failure.kind =
@@ -214,13 +228,14 @@ class PolicyReplay {
   const AllocationTrace& trace_;
   SimulatedDevice* const device_;
   AllocatorPolicy* const policy_;
-  const PolicyReplayOptions& options_;
+  const PolicyLookOptions* look_options_ = nullptr;  // nobody looks
   absl::flat_hash_map<uint64_t, StreamId> streams_;  // by name in the trace
   absl::flat_hash_map<uint64_t, Held> held_;
   uint64_t requested_ = 0;
   uint64_t event_ = 0;
   PolicyCost start_;
   PolicyReplayResult result_;
+  PolicyLooks looks_;
 };
 
 }  // namespace
@@ -243,7 +258,15 @@ absl::StatusOr<PolicyReplayResult> ReplayOnPolicy(
     const AllocationTrace& trace, SimulatedDevice* device,
     AllocatorPolicy* policy, const PolicyReplayOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckAllocationTrace(trace));
-  return PolicyReplay(trace, device, policy, options).Run();
+  return PolicyReplay(trace, device, policy).Run(options);
+}
+
+absl::StatusOr<PolicyLooks> LookIntoPolicy(const AllocationTrace& trace,
+                                           SimulatedDevice* device,
+                                           AllocatorPolicy* policy,
+                                           const PolicyLookOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckAllocationTrace(trace));
+  return PolicyReplay(trace, device, policy).RunAndLook(options);
 }
 
 }  // namespace quire

@@ -7,6 +7,10 @@
 // bytes take no memory of any policy, and alignments beyond 256 bytes, which
 // not all have, are not asked for. Memory is O(live allocations), the trace
 // apart.
+//
+// Figures come from a replay that nobody looks into, looks from one of their
+// own: to say what one request could have, a policy may put back what its
+// caches hold, and behave otherwise from there on.
 
 #ifndef QUIRE_BENCH_POLICIES_POLICY_REPLAY_H_
 #define QUIRE_BENCH_POLICIES_POLICY_REPLAY_H_
@@ -30,15 +34,19 @@ struct PolicyReplayOptions {
   // The trace is played so often, one time after the other, what it leaves live
   // freed between: what caches learn is seen from the second time on.
   uint64_t iterations = 1;
-  // So many looks at the memory, evenly over the events of the first iteration.
+  // Called now and then with the events done and all of them; may be null.
+  std::function<void(uint64_t done, uint64_t total)> progress;
+};
+
+struct PolicyLookOptions {
+  // So many looks at the memory, evenly over the events.
   uint64_t timeline_points = 0;
   // So many looks at how full each page is, in the same way, and one at the
   // first failure and at the end. Each takes O(n log n) of what is live.
   uint64_t page_map_points = 0;
   // And one after this event: at_peak_requested.event of an earlier replay.
   std::optional<uint64_t> page_map_event;
-  // Called now and then with the events done and all of them; may be null.
-  std::function<void(uint64_t done, uint64_t total)> progress;
+  std::function<void(uint64_t done, uint64_t total)> progress;  // as above
 };
 
 // Driver calls, cudaMalloc one each, and what they cost on the virtual clock.
@@ -72,9 +80,18 @@ struct PolicyPageMap {
   PageMap pages;
 };
 
+// What was seen in a replay that was looked into.
+struct PolicyLooks {
+  std::vector<PolicyLook> timeline;
+  std::vector<PolicyPageMap> page_maps;
+  std::optional<PolicyPageMap> page_map_at_event;
+  std::optional<PolicyPageMap> page_map_at_failure;  // the first one
+  std::optional<PolicyPageMap> page_map_at_end;
+  Bytes largest_at_end;  // before anything is freed
+};
+
 struct PolicyFailure {
   PolicyMoment moment;
-  PageMap pages;  // empty, unless page maps were asked for
   Bytes size;
   Bytes largest;  // what could have been had
   // kCapacity where live requests and this one are more than the device has: no
@@ -95,11 +112,8 @@ struct PolicyReplayResult {
   Bytes peak_reserved;
   PolicyMoment at_peak_requested;
   PolicyMoment at_end;  // of the first iteration, before anything is freed
-  Bytes largest_at_end;
-  std::vector<PolicyLook> timeline;
-  std::vector<PolicyPageMap> page_maps;
-  std::optional<PolicyPageMap> page_map_at_event;
-  std::optional<PolicyPageMap> page_map_at_end;
+  // As in PolicyLooks; only of one iteration, where nothing comes after it.
+  std::optional<Bytes> largest_at_end;
 
   PolicyCost total;
   PolicyCost first_iteration;
@@ -116,6 +130,13 @@ struct PolicyReplayResult {
 absl::StatusOr<PolicyReplayResult> ReplayOnPolicy(
     const AllocationTrace& trace, SimulatedDevice* device,
     AllocatorPolicy* policy, const PolicyReplayOptions& options = {});
+
+// Plays the trace once and looks into it. The same of `device` and `policy`,
+// and the same errors.
+absl::StatusOr<PolicyLooks> LookIntoPolicy(const AllocationTrace& trace,
+                                           SimulatedDevice* device,
+                                           AllocatorPolicy* policy,
+                                           const PolicyLookOptions& options);
 
 }  // namespace quire
 

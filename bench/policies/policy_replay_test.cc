@@ -18,6 +18,14 @@ namespace {
 
 using PolicyReplayTest = PolicyTest;
 
+constexpr char kSmallTrace[] =
+    "live,0,4194304,0\n"
+    "alloc,1,3145728,1\n"
+    "alloc,2,0,0\n"
+    "free,0,0,0\n"
+    "alloc,3,2097152,0\n"
+    "free,2,0,0\n";
+
 AllocationTrace Read(const std::string& rows) {
   const auto trace = ReadQuireCsv("op,id,bytes,stream\n" + rows);
   EXPECT_TRUE(trace.ok()) << trace.status();
@@ -26,15 +34,7 @@ AllocationTrace Read(const std::string& rows) {
 
 TEST_F(PolicyReplayTest, AddsUpWhatIsLive) {
   CudaMallocPolicy policy(device_.get());
-  PolicyReplayOptions options;
-  options.timeline_points = 2;
-  const auto result = ReplayOnPolicy(Read("live,0,4194304,0\n"
-                                          "alloc,1,3145728,1\n"
-                                          "alloc,2,0,0\n"
-                                          "free,0,0,0\n"
-                                          "alloc,3,2097152,0\n"
-                                          "free,2,0,0\n"),
-                                     device_.get(), &policy, options);
+  const auto result = ReplayOnPolicy(Read(kSmallTrace), device_.get(), &policy);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->allocations, 4u);
   EXPECT_EQ(result->frees, 1u);
@@ -47,10 +47,22 @@ TEST_F(PolicyReplayTest, AddsUpWhatIsLive) {
   EXPECT_EQ(result->largest_at_end, MiB((16 << 10) - 6));
   EXPECT_EQ(result->total.driver_calls, 4u);  // three cudaMalloc, one cudaFree
   EXPECT_FALSE(result->first_failure);
-  ASSERT_EQ(result->timeline.size(), 2u);
-  EXPECT_EQ(result->timeline[0].moment.event, 2u);
-  EXPECT_EQ(result->timeline[0].moment.requested, MiB(7));
-  EXPECT_EQ(result->timeline[1].moment.requested, MiB(5));
+}
+
+TEST_F(PolicyReplayTest, LooksAreSpreadOverTheEvents) {
+  CudaMallocPolicy policy(device_.get());
+  PolicyLookOptions options;
+  options.timeline_points = 2;
+  const auto looks =
+      LookIntoPolicy(Read(kSmallTrace), device_.get(), &policy, options);
+  ASSERT_TRUE(looks.ok()) << looks.status();
+  ASSERT_EQ(looks->timeline.size(), 2u);
+  EXPECT_EQ(looks->timeline[0].moment.event, 2u);
+  EXPECT_EQ(looks->timeline[0].moment.requested, MiB(7));
+  EXPECT_EQ(looks->timeline[0].cost.driver_calls, 2u);
+  EXPECT_EQ(looks->timeline[1].moment.requested, MiB(5));
+  EXPECT_EQ(looks->timeline[1].largest, MiB((16 << 10) - 6));
+  EXPECT_EQ(looks->largest_at_end, MiB((16 << 10) - 6));
 }
 
 TEST_F(PolicyReplayTest, TellsCapacityFromFragmentation) {
