@@ -1,6 +1,6 @@
 """A report as a page and as Markdown: the same records, the same tables."""
 
-from bench.reporting import (charts, findings, fragmentation_section,
+from bench.reporting import (bars, charts, findings, fragmentation_section,
                              other_sections, page, switching_section)
 from bench.reporting.tables import Column, Table, escape_markdown
 
@@ -21,7 +21,7 @@ def _summary(results):
                          + " ".join(findings.of_fragmentation(runs, True)))
     for runs in switching_section.group(results.get("model_switching", [])):
         sentences.append(f"{runs[0]['scenario']}: "
-                         + " ".join(findings.of_switching(runs)[:2]))
+                         + " ".join(findings.of_day(runs)))
     for result in results.get("kv_stress", []):
         caption = other_sections.cache_table(result).caption
         sentences.append(f"{caption}. "
@@ -105,14 +105,15 @@ def to_markdown(records, title):
             fragmentation).to_markdown())
     for runs in fragmentation_section.group(fragmentation):
         failures = fragmentation_section.failure_table(runs)
-        add(findings.of_fragmentation(runs),
+        add(findings.of_fragmentation(runs) + bars.of_fragmentation(runs),
             fragmentation_section.policy_table(runs),
             *([failures] if failures else []))
     switching = results.get("model_switching", [])
     if switching:
         parts.append("## Model switching")
     for runs in switching_section.group(switching):
-        add(findings.of_switching(runs), switching_section.policy_table(runs))
+        add(findings.of_switching(runs) + bars.of_switching(runs),
+            switching_section.policy_table(runs))
     if results.get("kv_stress"):
         parts.append("## KV caches")
     for result in results.get("kv_stress", []):

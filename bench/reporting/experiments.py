@@ -61,8 +61,11 @@ def _plan_fragmentation(options):
 def _plan_switching(options):
     if not options.scenarios:
         raise RunError("model_switching needs --scenarios FILE")
-    return [Run("model_switching", [options.scenarios, "--policies",
-                                    options.policies, "--scenario", name],
+    common = ["--policies", options.policies, "--days", str(options.days)]
+    if options.strategies:
+        common += ["--strategies", options.strategies]
+    return [Run("model_switching", [options.scenarios, *common,
+                                    "--scenario", name],
                 label=name)
             for name in options.scenario or _scenario_names(options.scenarios)]
 

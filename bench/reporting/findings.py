@@ -18,14 +18,23 @@ _FIGURES = (
     ("call the driver least in the steady state",
      lambda r: (r.get("steady_state") or {}).get("driver_calls"),
      lambda v: f"{tables.format_count(v)} calls"),
+    ("spend least virtual time in the steady state",
+     lambda r: _rounded((r.get("steady_state") or {}).get("virtual_ms")),
+     tables.format_ms),
+    ("call the driver least on the last day",
+     lambda r: (r.get("last_day") or {}).get("driver_calls"),
+     lambda v: f"{tables.format_count(v)} calls"),
+    ("spend least virtual time on the last day",
+     lambda r: _rounded((r.get("last_day") or {}).get("virtual_ms")),
+     tables.format_ms),
     ("reach the first token soonest after a switch",
      lambda r: _rounded((r.get("seconds_to_first_token") or {}).get("mean")),
      lambda v: f"{v:.3f} s in the mean"),
 )
 
 
-def _rounded(seconds):
-    return None if seconds is None else round(seconds, 3)
+def _rounded(value):
+    return None if value is None else round(value, 3)
 
 
 def _first(result):
@@ -33,11 +42,18 @@ def _first(result):
     return result.get("first_iteration") or result
 
 
-def _quire(results):
+def find_policy(results, name):
+    """The first result of the policy, whatever its settings; None: it has
+    none."""
     for result in results:
-        if result["policy"].split(":")[0] == "quire":
+        if result["policy"].split(":")[0] == name:
             return result
     return None
+
+
+def has_failed(result):
+    """A day on which a request could not be served."""
+    return result["capacity_failures"] + result["fragmentation_failures"] > 0
 
 
 def name_policy(result):
@@ -59,7 +75,7 @@ def _verb(what, winners):
 
 def _compare(survivors, results):
     """For each figure: the best, and how far behind Quire is."""
-    quire = _quire(results)
+    quire = find_policy(results, "quire")
     sentences = []
     for what, figure, tell in _FIGURES:
         if any(figure(result) is None for result in survivors):
@@ -70,7 +86,30 @@ def _compare(survivors, results):
         if quire is not None and quire not in winners and quire in survivors:
             sentence += f" Quire has {tell(figure(quire))}."
         sentences.append(sentence)
-    return sentences
+    return sentences + _compare_times(survivors)
+
+
+def _compare_times(survivors):
+    """Quire's virtual time by that of PyTorch's stock policy."""
+    quire = find_policy(survivors, "quire")
+    stock = find_policy(survivors, "pytorch")
+    if quire is None or stock is None:
+        return []
+    told = []
+    for when, cost in (("the first time", _first),
+                       ("in the steady state",
+                        lambda r: r.get("steady_state")),
+                       ("on the last day", lambda r: r.get("last_day"))):
+        ours, theirs = cost(quire), cost(stock)
+        if not ours or not theirs:
+            continue
+        if theirs["virtual_ms"] > 0:
+            told.append(f"{ours['virtual_ms'] / theirs['virtual_ms']:.2f} "
+                        f"{when}")
+        else:
+            told.append(f"{tables.format_ms(ours['virtual_ms'])} against none "
+                        f"{when}")
+    return [f"Virtual time of Quire by that of pytorch: {', '.join(told)}."]
 
 
 def _tell_failure(result):
@@ -106,25 +145,44 @@ def of_fragmentation(results, brief=False):
     return sentences
 
 
-def of_switching(results):
-    """Sentences about the runs of one scenario."""
+def of_day(results):
+    """Sentences about who survived the scenario."""
+    def names(some):
+        return "; ".join(f"{name_policy(r)}, {r['strategy']}" for r in some)
+
+    alive = [r for r in results if not has_failed(r)]
+    capacity = [r for r in results if has_failed(r) and r["as_good_as_can_be"]]
+    others = [r for r in results
+              if has_failed(r) and not r["as_good_as_can_be"]]
     sentences = []
-    good = [r for r in results if r["as_good_as_can_be"]]
-    told = [f"{name_policy(r)}, {r['strategy']}" for r in good]
     if results[0]["class"] == "infeasible":
-        sentences.append(
-            "The day cannot fit. Failing for capacity alone, and not before "
-            f"it must: {'; '.join(told) if told else 'nobody'}.")
-    elif len(good) == len(results):
+        sentences.append("The day does not fit where everything stays that is "
+                         "loaded.")
+        if alive:
+            sentences.append("Survived every switch, where models or pools "
+                             f"make way: {names(alive)}.")
+    elif len(alive) == len(results):
         sentences.append("Everybody survived every switch.")
     else:
         sentences.append("Survived every switch: "
-                         f"{'; '.join(told) if told else 'nobody'}.")
-        fragmented = [f"{name_policy(r)}, {r['strategy']}" for r in results
-                      if r["fragmentation_failures"] > 0]
-        if fragmented:
-            sentences.append("Failed for fragmentation, though the day fits: "
-                             f"{'; '.join(fragmented)}.")
+                         f"{names(alive) if alive else 'nobody'}.")
+    if capacity:
+        sentences.append("Failed for capacity alone, and not before it must: "
+                         f"{names(capacity)}.")
+    fragmented = [r for r in others if r["fragmentation_failures"] > 0]
+    early = [r for r in others if r["fragmentation_failures"] == 0]
+    if fragmented:
+        sentences.append("Failed for fragmentation, where there was room: "
+                         f"{names(fragmented)}.")
+    if early:
+        sentences.append("Failed for capacity, and before it must: "
+                         f"{names(early)}.")
+    return sentences
+
+
+def of_switching(results):
+    """Sentences about the runs of one scenario."""
+    sentences = of_day(results)
     for strategy in dict.fromkeys(r["strategy"] for r in results):
         same = [r for r in results if r["strategy"] == strategy]
         alive = [r for r in same if r["as_good_as_can_be"]]

@@ -1,6 +1,6 @@
 """fragmentation_stress in a report: one section for each trace."""
 
-from bench.reporting import charts, findings, page
+from bench.reporting import bars, charts, findings, page
 from bench.reporting.tables import (Column, Table, format_bytes, format_count,
                                     format_ms, format_share)
 
@@ -274,7 +274,8 @@ def add_to(document, results):
         document.add_section(
             f"{TITLE}: {name_trace(runs[0])}",
             page.heading("Verdicts")
-            + page.bullet_list(findings.of_fragmentation(runs))
+            + page.bullet_list(findings.of_fragmentation(runs)
+                               + bars.of_fragmentation(runs))
             + page.heading("Policies side by side")
             + policy_table(runs).to_html()
             + _failures(runs)

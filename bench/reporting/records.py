@@ -81,7 +81,8 @@ _SHAPES = {
                   "headroom": _COUNT, "failure": shapes.text}))},
         {"seconds_to_switch": _SPREAD, "seconds_to_first_token": _SPREAD,
          "idle_share": _SPREAD, "bytes_copied_out": _COUNT,
-         "bytes_copied_in": _COUNT, "host_memory_peak": _COUNT}),
+         "bytes_copied_in": _COUNT, "host_memory_peak": _COUNT,
+         "last_day": _COST, "wake_to_copy": shapes.number}),
     "kv_stress": shapes.fields(
         {"kv_memory_bytes": _COUNT, "requests": _COUNT,
          "caches": shapes.list_of(shapes.either(

@@ -17,8 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 sys.dont_write_bytecode = True
 
-from bench.reporting import (charts, document, findings,  # noqa: E402
-                             page_checker, progress, records, tables)
+from bench.reporting import (bars, charts, document,  # noqa: E402
+                             findings, page_checker, progress, records, tables)
 
 PROGRAMS = sys.argv.pop(1) if len(sys.argv) > 1 else ""
 SCRIPT = ROOT / "bench" / "report"
@@ -364,7 +364,11 @@ class FindingsTest(unittest.TestCase):
             "pytorch calls the driver least: 4 calls. Quire has 10 calls.",
             "pytorch spends least virtual time: 1.0 ms. Quire has 3.0 ms.",
             "pytorch calls the driver least in the steady state: 0 calls. "
-            "Quire has 2 calls."])
+            "Quire has 2 calls.",
+            "pytorch spends least virtual time in the steady state: 0.0 ms. "
+            "Quire has 0.5 ms.",
+            "Virtual time of Quire by that of pytorch: 3.00 the first time, "
+            "0.5 ms against none in the steady state."])
 
     def test_tell_who_died_and_why(self):
         failure = {"event": 1234, "size": 1 << 20, "largest_allocatable": 512,
@@ -392,10 +396,85 @@ class FindingsTest(unittest.TestCase):
             switching_result(), switching_result("pytorch", **died)])
         self.assertEqual(told, [
             "Survived every switch: quire, keep.",
-            "Failed for fragmentation, though the day fits: pytorch, keep."])
+            "Failed for fragmentation, where there was room: pytorch, keep."])
+
+    # Strategies under which models make way survive a day that does not fit
+    # otherwise, and have not failed for anything.
+    def test_infeasible_days_tell_survivors_from_failures(self):
+        infeasible = {"class": "infeasible"}
+        told = findings.of_day([
+            switching_result(strategy="reload", **infeasible),
+            switching_result(capacity_failures=1, **infeasible),
+            switching_result("bfc", capacity_failures=1,
+                             as_good_as_can_be=False, **infeasible),
+            switching_result("pytorch", capacity_failures=1,
+                             fragmentation_failures=1,
+                             as_good_as_can_be=False, **infeasible)])
+        self.assertEqual(told, [
+            "The day does not fit where everything stays that is loaded.",
+            "Survived every switch, where models or pools make way: quire, "
+            "reload.",
+            "Failed for capacity alone, and not before it must: quire, keep.",
+            "Failed for fragmentation, where there was room: pytorch, keep.",
+            "Failed for capacity, and before it must: bfc, keep."])
+
+    def test_days_tell_their_last_one(self):
         told = findings.of_switching([
-            switching_result(**{"class": "infeasible"})])
-        self.assertIn("cannot fit", told[0])
+            switching_result(last_day={"driver_calls": 4, "virtual_ms": 1.0}),
+            switching_result("pytorch", ratio=1.2, virtual_ms=0.5,
+                             last_day={"driver_calls": 2, "virtual_ms": 0.5})])
+        self.assertIn("pytorch spends least virtual time on the last day: "
+                      "0.5 ms. Quire has 1.0 ms.", told[1])
+        self.assertIn("Virtual time of Quire by that of pytorch: 3.00 the "
+                      "first time, 2.00 on the last day.", told[1])
+
+
+class BarsTest(unittest.TestCase):
+
+    def test_recordings(self):
+        recorded = {"settings": {"trace": "t.csv"}}
+        steady = {"driver_calls": 0, "virtual_ms": 0.0}
+        told = bars.of_fragmentation([
+            stress_result(ratio=1.01, steady_state=steady, **recorded),
+            stress_result("pytorch", ratio=1.02, steady_state=steady),
+            stress_result("cudamalloc", ratio=1.0),
+            stress_result("gmlake", ratio=1.0, validated=False),
+            stress_result("bfc", ratio=1.0, oom=True)])
+        self.assertEqual(told, [
+            "Bar kept: Quire holds at most 1.05 times what was asked for "
+            "(1.0100).",
+            "Bar kept: no validated policy that caches holds less than Quire "
+            "(the least is pytorch, 1.0200).",
+            "Bar kept: in the steady state Quire calls the driver never, and "
+            "spends at most 1.05 times PyTorch's virtual time (0 calls and "
+            "0.0 ms against 0 and 0.0 ms)."])
+        told = bars.of_fragmentation([
+            stress_result(ratio=1.051, **recorded),
+            stress_result("pytorch", ratio=1.02)])
+        self.assertEqual([one.split(":")[0] for one in told],
+                         ["Bar missed"] * 3)
+        # A load that was made up is judged by nobody.
+        self.assertEqual(bars.of_fragmentation(
+            [stress_result(settings={"load": "churn"})]), [])
+
+    def test_days(self):
+        told = bars.of_switching([
+            switching_result(ratio=1.01, wake_to_copy=0.9, strategy="sleep"),
+            switching_result(ratio=1.06, strategy="shared",
+                             idle_share={"mean": 0.01, "worst": 0.021})])
+        self.assertEqual(told, [
+            "sleep: Bar kept: Quire fails for capacity alone, and where it "
+            "must (2 of 2 switches survived).",
+            "sleep: Bar kept: Quire holds at most 1.05 times what was asked "
+            "for (1.0100).",
+            "sleep: Bar kept: waking up goes at 0.8 of the speed of a copy or "
+            "faster (0.90).",
+            "shared: Bar kept: Quire fails for capacity alone, and where it "
+            "must (2 of 2 switches survived).",
+            "shared: Bar missed: Quire holds at most 1.05 times what was asked "
+            "for (1.0600).",
+            "shared: Bar missed: at most 2.0 % of the device is idle "
+            "(2.10 %)."])
 
 
 class OutputTest(unittest.TestCase):
@@ -537,6 +616,7 @@ class ScriptTest(unittest.TestCase):
                 (("--experiment", "life"), 2, "invalid choice"),
                 (("--experiment", "fragmentation_stress"), 2, "--trace"),
                 (("--looks", "0"), 2, "--looks"),
+                (("--days", "0"), 2, "--days"),
                 (("--from", bad), 1, "bad.jsonl: line 1: no JSON"),
                 (("--from", self.folder / "none"), 1, "none: cannot be read"),
                 (("--experiment", "model_switching"), 1, "--scenarios"),

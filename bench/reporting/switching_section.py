@@ -1,6 +1,6 @@
 """model_switching in a report: one section for each scenario."""
 
-from bench.reporting import charts, findings, page
+from bench.reporting import bars, charts, findings, page
 from bench.reporting.tables import (Column, Table, format_bytes, format_count,
                                     format_ms, format_share)
 
@@ -23,7 +23,8 @@ def policy_table(results):
         [Column("Policy"), Column("Strategy", words=True), Column("Survived"),
          Column("Capacity"), Column("Fragmentation"), Column("Requested"),
          Column("Reserved"), Column("Ratio"), Column("Driver calls"),
-         Column("Virtual time"), Column("Loaded"), Column("Copied"),
+         Column("Virtual time"), Column("Calls, last day"),
+         Column("Time, last day"), Column("Loaded"), Column("Copied"),
          Column("In host memory"), Column("Switch, mean"), Column("Worst"),
          Column("First token, mean"), Column("Worst"), Column("Idle, worst"),
          Column("As good as can be")])
@@ -31,6 +32,7 @@ def policy_table(results):
         switch = result.get("seconds_to_switch") or {}
         token = result.get("seconds_to_first_token") or {}
         idle = result.get("idle_share") or {}
+        last_day = result.get("last_day")
         table.add(findings.name_policy(result), result["strategy"],
                   f"{result['switches_survived']} of {result['switches']}",
                   result["capacity_failures"], result["fragmentation_failures"],
@@ -39,6 +41,8 @@ def policy_table(results):
                   f"{result['ratio']:.4f}",
                   format_count(result["driver_calls"]),
                   format_ms(result["virtual_ms"]),
+                  format_count(last_day["driver_calls"]) if last_day else "–",
+                  format_ms(last_day["virtual_ms"]) if last_day else "–",
                   format_bytes(result["bytes_loaded"]),
                   format_bytes(result.get("bytes_copied_in", 0)
                                + result.get("bytes_copied_out", 0)),
@@ -103,7 +107,8 @@ def add_to(document, results):
         document.add_section(
             f"{TITLE}: {runs[0]['scenario']}",
             page.heading("Verdicts")
-            + page.bullet_list(findings.of_switching(runs))
+            + page.bullet_list(findings.of_switching(runs)
+                               + bars.of_switching(runs))
             + page.heading("Policies and strategies side by side")
             + policy_table(runs).to_html()
             + _steps(f"switching-{index}", runs))
