@@ -1,11 +1,7 @@
-// Small days whose outcome is worked out by hand, and the days of the traces
-// folder, whose least memory, step by step, is published with them.
+// Small days whose outcome is worked out by hand.
 
 #include "bench/model_switching/player.h"
 
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -505,58 +501,6 @@ TEST(ReadScenariosTest, SaysWhereAFileIsWrong) {
                 .status()
                 .message(),
             "events come before the first phase");
-}
-
-std::string Contents(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::ostringstream contents;
-  contents << file.rdbuf();
-  return contents.str();
-}
-
-// The days that are published: live bytes are what they say, step by step;
-// Quire survives all that fit; what cannot fit is told as that, and not before.
-TEST(PublishedScenariosTest, QuireSurvivesWhatFits) {
-  const std::filesystem::path folder =
-      std::filesystem::path(QUIRE_SOURCE_DIR).parent_path() /
-      "shared/traces/model-ops";
-  if (!std::filesystem::exists(folder)) {
-    GTEST_SKIP() << "no traces at " << folder;
-  }
-  const auto scenarios =
-      ReadScenarios(Contents(folder / "switching_scenarios.json"));
-  ASSERT_TRUE(scenarios.ok()) << scenarios.status();
-  EXPECT_FALSE(scenarios->empty());
-  std::map<std::string, Workload> workloads;
-  for (const Scenario& scenario : *scenarios) {
-    SCOPED_TRACE(scenario.name);
-    for (const std::string& name : WorkloadsOf(scenario)) {
-      if (workloads.contains(name)) continue;
-      const auto read = ReadWorkload(Contents(folder / (name + ".csv")));
-      ASSERT_TRUE(read.ok()) << name << ": " << read.status();
-      workloads[name] = *read;
-    }
-    // What is published is what is counted.
-    const auto minima =
-        CountMinima(scenario, workloads, SwitchStrategy::kKeep, 0);
-    ASSERT_TRUE(minima.ok()) << minima.status();
-    EXPECT_EQ(*minima, scenario.minimum_peak_of_steps);
-    const ScenarioResult result = Play(scenario, workloads, "quire");
-    ASSERT_EQ(result.steps.size(), scenario.steps.size());
-    EXPECT_EQ(result.fragmentation_failures, 0u);
-    if (!scenario.first_step_over) {
-      EXPECT_FALSE(result.first_failed_step);
-      for (size_t i = 0; i < result.steps.size(); ++i) {
-        EXPECT_EQ(result.steps[i].peak_requested,
-                  scenario.minimum_peak_of_steps[i])
-            << "step " << i;
-      }
-    } else {
-      ASSERT_TRUE(result.first_failed_step);
-      EXPECT_GE(*result.first_failed_step, *scenario.first_step_over);
-      EXPECT_GT(result.capacity_failures, 0u);
-    }
-  }
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 #include "bench/policies/policy_run.h"
 
-#include <fstream>
-#include <sstream>
 #include <string>
 
 #include "bench/policies/policy_test_fixture.h"
@@ -17,14 +15,6 @@ AllocationTrace Read(const std::string& csv) {
   const auto trace = ReadQuireCsv(csv);
   EXPECT_TRUE(trace.ok()) << trace.status();
   return trace.value_or(AllocationTrace());
-}
-
-AllocationTrace ReadRecording(const std::string& name) {
-  std::ifstream file(std::string(QUIRE_SOURCE_DIR) + "/bench/traces/" + name);
-  EXPECT_TRUE(file.is_open()) << name;
-  std::ostringstream text;
-  text << file.rdbuf();
-  return Read(text.str());
 }
 
 PolicyRun PlayOn(const AllocationTrace& trace, const std::string& policy,
@@ -52,7 +42,7 @@ void ExpectSame(const PolicyMoment& a, const PolicyMoment& b) {
 // looked at.
 TEST(PolicyRunTest, LookingChangesNoFigure) {
   const AllocationTrace recorded =
-      ReadRecording("pytorch_medium_128_inference.csv");
+      ReadRecording(RecordingsHere() / "pytorch_medium_128_inference.csv");
   const AllocationTrace churn = Read("op,id,bytes,stream\n" + MakeChurnRows());
   for (const AllocationTrace* trace : {&recorded, &churn}) {
     for (const PolicyKind& kind : PolicyKinds()) {

@@ -5,13 +5,18 @@
 #define QUIRE_BENCH_POLICIES_POLICY_TEST_FIXTURE_H_
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "bench/policies/policy.h"
 #include "bench/policies/simulated_device.h"
 #include "gtest/gtest.h"
+#include "quire/alloc/allocation_trace.h"
+#include "quire/alloc/trace_formats.h"
 
 namespace quire {
 
@@ -42,6 +47,24 @@ class PolicyTest : public testing::Test {
   StreamId stream_;
   StreamId other_stream_;
 };
+
+// No events, and a failed test, where it cannot be read.
+inline AllocationTrace ReadRecording(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::ostringstream contents;
+  contents << file.rdbuf();
+  const auto trace = ReadAllocationTrace(contents.str());
+  EXPECT_TRUE(file.is_open() && trace.ok()) << path << trace.status();
+  return trace.value_or(AllocationTrace());
+}
+inline std::filesystem::path RecordingsHere() {
+  return std::filesystem::path(QUIRE_SOURCE_DIR) / "bench/traces";
+}
+// With those that are too large to be kept here; may not exist.
+inline std::filesystem::path MoreRecordings() {
+  return std::filesystem::path(QUIRE_SOURCE_DIR).parent_path() /
+         "shared/traces/pytorch-snapshots";
+}
 
 // Rows of op,id,bytes,stream: 3,000 allocations and frees at random, up to 40
 // live at a time, from 1 byte to 32 MiB, on two streams.

@@ -215,14 +215,10 @@ struct RecordedSnapshot {
 
 void ExpectReserve(const std::filesystem::path& path, double recorded) {
   SCOPED_TRACE(path);
-  std::ifstream file(path);
-  std::ostringstream contents;
-  contents << file.rdbuf();
-  const auto trace = ReadAllocationTrace(contents.str());
-  ASSERT_TRUE(trace.ok()) << trace.status();
+  const AllocationTrace trace = ReadRecording(path);
   const auto device = *SimulatedDevice::Create(GiB(80));
   PyTorchPolicy policy(device.get());
-  const auto result = ReplayOnPolicy(*trace, device.get(), &policy);
+  const auto result = ReplayOnPolicy(trace, device.get(), &policy);
   ASSERT_TRUE(result.ok()) << result.status();
   const double reserved =
       static_cast<double>(result->at_end.use.reserved.value()) /
@@ -233,16 +229,14 @@ void ExpectReserve(const std::filesystem::path& path, double recorded) {
 }
 
 TEST_F(PyTorchPolicyTest, ReproducesTheReservesOfSnapshots) {
-  const auto traces = std::filesystem::path(QUIRE_SOURCE_DIR) / "bench/traces";
+  const auto traces = RecordingsHere();
   ExpectReserve(traces / "pytorch_medium_128_inference.csv", 1.64);
   ExpectReserve(traces / "pytorch_medium_1024_inference.csv", 2.98);
 }
 
 // The others of the same source, which are too large to be kept here.
 TEST_F(PyTorchPolicyTest, ReproducesTheReservesOfMoreSnapshots) {
-  const std::filesystem::path traces =
-      std::filesystem::path(QUIRE_SOURCE_DIR).parent_path() /
-      "shared/traces/pytorch-snapshots";
+  const std::filesystem::path traces = MoreRecordings();
   if (!std::filesystem::exists(traces)) {
     GTEST_SKIP() << "no traces at " << traces;
   }
