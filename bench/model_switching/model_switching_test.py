@@ -121,7 +121,7 @@ class ModelSwitchingTest(unittest.TestCase):
                   "--turns", "2", "--tokens-per-turn", "4", "--threads", "1",
                   "--json")
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
-        reload, keep, sleep = json.loads(ran.stdout)
+        reload, keep, sleep, restart = json.loads(ran.stdout)
         for o in (reload, sleep):
             self.assertTrue(o["all_equal"])
             self.assertFalse(o["oom"])
@@ -129,7 +129,17 @@ class ModelSwitchingTest(unittest.TestCase):
             self.assertEqual([m["tokens"] for m in o["models"]], [8, 8])
             self.assertEqual(o["switches_survived"], 4)
             self.assertEqual(o["settings"]["turns"], 2)
-        self.assertTrue(keep["oom"])
+            self.assertEqual([s["model"] for s in o["steps"]], 2 * models)
+            times = [s["seconds_to_first_token"] for s in o["steps"]]
+            self.assertEqual(o["seconds_to_first_token"]["count"], 4)
+            self.assertEqual(o["seconds_to_first_token"]["worst"], max(times))
+            for s in o["steps"]:
+                self.assertEqual(s["reserved"] + s["headroom"],
+                                 o["device_memory"])
+        for o in (keep, restart):
+            self.assertTrue(o["oom"])
+            self.assertEqual((o["switches"], o["switches_survived"],
+                              len(o["steps"])), (4, 1, 1))
         self.assertGreater(sleep["bytes_copied_in"], 0)
         self.assertEqual(reload["bytes_copied_in"], 0)
 

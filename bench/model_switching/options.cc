@@ -74,7 +74,7 @@ void AddRealArguments(CLI::App* app, SwitchingArguments* arguments) {
              "--real", real.models,
              "Instead of FILE: these models, folders or files, with a LoRA\n"
              "adapter as MODEL:adapter=FOLDER, take turns\n"
-             "on one device, with the strategies reload, keep and sleep;\n"
+             "on one device, with all strategies but shared;\n"
              "each token is compared with a run of the model alone. Exit\n"
              "status 1 where one differs")
           ->delimiter(',');

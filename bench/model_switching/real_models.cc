@@ -145,7 +145,8 @@ class Turns {
 
   absl::StatusOr<RealResult> Run() {
     QUIRE_RETURN_IF_ERROR(CreateDevice());
-    const auto total = static_cast<double>(options_.turns * models_.size());
+    result_.planned_switches = options_.turns * models_.size();
+    const auto total = static_cast<double>(result_.planned_switches);
     for (uint64_t turn = 0; turn < options_.turns; ++turn) {
       for (size_t i = 0; i < models_.size(); ++i) {
         if (options_.progress) {
@@ -176,9 +177,9 @@ class Turns {
   ShortageKind KindOfFailure(size_t failed) const {
     Bytes needed = models_[failed].peak;
     for (size_t i = 0; i < places_.size(); ++i) {
-      if (i == failed || places_[i].decoding == nullptr || places_[i].asleep) {
-        continue;
-      }
+      const bool there =
+          places_[i].decoding != nullptr ? !places_[i].asleep : ComesBack(i);
+      if (i == failed || !there) continue;
       needed = SaturatingAdd(needed, models_[i].peak);
     }
     return needed > result_.device_memory ? ShortageKind::kCapacity
@@ -202,22 +203,48 @@ class Turns {
     return absl::OkStatus();
   }
 
+  // kRestart: was there before, and has more to say.
+  bool ComesBack(size_t index) const {
+    return result_.strategy == SwitchStrategy::kRestart && opened_[index] > 0 &&
+           result_.tokens[index].size() <
+               options_.tokens_per_turn * options_.turns;
+  }
+
+  // What a new process begins with: a device of its own, and all that was
+  // there, but for the model that it switches to.
+  absl::Status Restart(size_t index) {
+    for (Place& place : places_) place = {};
+    runtime_.reset();
+    QUIRE_RETURN_IF_ERROR(CreateDevice());
+    for (size_t i = 0; i < places_.size(); ++i) {
+      if (i != index && ComesBack(i)) QUIRE_RETURN_IF_ERROR(Open(i));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Turn(size_t index) {
     const Clock::time_point start = Clock::now();
-    if (result_.strategy != SwitchStrategy::kKeep) {
+    if (result_.strategy == SwitchStrategy::kRestart) {
+      QUIRE_RETURN_IF_ERROR(Restart(index));
+    } else if (result_.strategy != SwitchStrategy::kKeep) {
       for (size_t i = 0; i < places_.size(); ++i) {
         if (i != index) QUIRE_RETURN_IF_ERROR(PutAway(i));
       }
     }
     QUIRE_RETURN_IF_ERROR(MakeReady(index));
-    RealSwitch times;
-    times.seconds_to_switch = SecondsSince(start);
+    RealSwitch done;
+    done.model = index;
+    done.seconds_to_switch = SecondsSince(start);
     Decoding& decoding = *places_[index].decoding;
     const size_t before = result_.tokens[index].size();
     QUIRE_RETURN_IF_ERROR(decoding.DecodeTo(before + 1));
-    times.seconds_to_first_token = SecondsSince(start);
-    result_.switches.push_back(times);
-    return decoding.DecodeTo(before + options_.tokens_per_turn);
+    done.seconds_to_first_token = SecondsSince(start);
+    QUIRE_RETURN_IF_ERROR(decoding.DecodeTo(before + options_.tokens_per_turn));
+    const DeviceMemoryStatistics memory = runtime_->memory()->GetStatistics();
+    done.reserved = memory.in_use;
+    done.host_memory = memory.asleep_on_host;
+    result_.switches.push_back(done);
+    return absl::OkStatus();
   }
 
   OwnerId OwnerOf(size_t index) {

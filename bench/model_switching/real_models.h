@@ -22,9 +22,12 @@
 
 namespace quire {
 
-// Those that mean something here: kReload, kKeep, kSleep.
+// Those that mean something here, where nobody reserves a pool. kRestart ends
+// everything that a process has of its models and its device, and starts anew
+// in the same process.
 inline constexpr SwitchStrategy kRealStrategies[] = {
-    SwitchStrategy::kReload, SwitchStrategy::kKeep, SwitchStrategy::kSleep};
+    SwitchStrategy::kReload, SwitchStrategy::kKeep, SwitchStrategy::kSleep,
+    SwitchStrategy::kRestart};
 
 struct RealOptions {
   // Paths of checkpoints; with a LoRA adapter, PATH:adapter=FOLDER.
@@ -55,10 +58,14 @@ struct RealModel {
 // sequence is longer than the model allows.
 absl::StatusOr<std::vector<RealModel>> RunAlone(const RealOptions& options);
 
-// From the decision to switch to a model.
+// A switch to a model. Seconds are from the decision on.
 struct RealSwitch {
+  size_t model = 0;
   double seconds_to_switch = 0;  // ready to decode
   double seconds_to_first_token = 0;
+  // When its turn is over: of the device, and in host memory, by those asleep.
+  Bytes reserved;
+  Bytes host_memory;
 };
 
 struct RealResult {
@@ -67,9 +74,10 @@ struct RealResult {
   Bytes peak_reserved;
   Bytes peak_host_memory;
   std::vector<std::vector<TokenId>> tokens;  // of each model
-  std::vector<RealSwitch> switches;
-  Bytes read;               // from disk
-  double load_seconds = 0;  // of opening models, all of them
+  std::vector<RealSwitch> switches;          // that went well, in order
+  uint64_t planned_switches = 0;             // of the whole day
+  Bytes read;                                // from disk
+  double load_seconds = 0;                   // of opening models, all of them
   // Reading the files of what was opened, as often, by plain calls.
   double read_seconds = 0;
   // The same, or memcpy of as much into pages that nobody has touched, where

@@ -110,12 +110,49 @@ TEST_F(RealModelsTest, StayWhereThereIsRoom) {
   EXPECT_EQ(result.copied_out, Bytes(0));
 }
 
+// Each switch opens what has come so far, but for those that have said all:
+// 1, 2, ..., n, then n for every further turn, and ever fewer in the last one.
+TEST_F(RealModelsTest, RestartsLoadEverythingAgain) {
+  options_.device_memory = SaturatingAdd(all_, MiB(1));
+  const RealResult kept = Play(SwitchStrategy::kKeep);
+  const RealResult result = Play(SwitchStrategy::kRestart);
+  EXPECT_FALSE(result.failure) << *result.failure;
+  ExpectAllEqual(result);
+  EXPECT_EQ(result.copied_out, Bytes(0));
+  // 3 turns of n models: each is opened n - i times in the first one, n in the
+  // second one, and i + 1 times in the last one.
+  ASSERT_EQ(options_.turns, 3u);
+  EXPECT_EQ(result.read.value(), kept.read.value() * (2 * models_.size() + 1));
+  EXPECT_LE(result.peak_reserved, result.device_memory);
+}
+
+// What each switch left on the device, and in host memory.
+TEST_F(RealModelsTest, TellEachSwitch) {
+  const RealResult result = Play(SwitchStrategy::kSleep);
+  ASSERT_EQ(result.switches.size(), result.planned_switches);
+  for (size_t i = 0; i < result.switches.size(); ++i) {
+    const RealSwitch& done = result.switches[i];
+    EXPECT_EQ(done.model, i % models_.size());
+    EXPECT_GT(done.seconds_to_first_token, done.seconds_to_switch);
+    EXPECT_GT(done.reserved, Bytes(0));
+    EXPECT_LE(done.reserved, result.peak_reserved);
+    EXPECT_LE(done.host_memory, result.peak_host_memory);
+    EXPECT_EQ(done.host_memory > Bytes(0), i > 0);
+  }
+}
+
 TEST_F(RealModelsTest, SayThatMemoryRanOut) {
   const RealResult result = Play(SwitchStrategy::kKeep);
   ASSERT_TRUE(result.failure);
   EXPECT_EQ(result.failure_kind, ShortageKind::kCapacity);
   EXPECT_NE(result.failure->find(options_.models[1]), std::string::npos)
       << *result.failure;
+  EXPECT_EQ(result.switches.size(), 1u);
+  EXPECT_EQ(result.planned_switches, models_.size() * options_.turns);
+  const RealResult restarted = Play(SwitchStrategy::kRestart);
+  ASSERT_TRUE(restarted.failure);
+  EXPECT_EQ(restarted.failure_kind, ShortageKind::kCapacity);
+  EXPECT_EQ(restarted.switches.size(), 1u);
 }
 
 TEST(RealModelsErrorTest, NamesTheModel) {

@@ -62,6 +62,22 @@ Spread FirstTokenTimes(const RealResult& result) {
   return spread;
 }
 
+json SwitchesToJson(const std::vector<RealModel>& models,
+                    const RealResult& result) {
+  json steps = json::array();
+  for (const RealSwitch& done : result.switches) {
+    steps.push_back(
+        {{"model", models[done.model].path},
+         {"seconds_to_switch", done.seconds_to_switch},
+         {"seconds_to_first_token", done.seconds_to_first_token},
+         {"reserved", done.reserved.value()},
+         {"headroom",
+          SaturatingSubtract(result.device_memory, done.reserved).value()},
+         {"host_memory", done.host_memory.value()}});
+  }
+  return steps;
+}
+
 Bytes Moved(const RealResult& result) {
   return SaturatingAdd(result.read,
                        SaturatingAdd(result.copied_out, result.copied_in));
@@ -79,6 +95,7 @@ json ResultToJson(const std::vector<RealModel>& models,
       {"failure_kind", result.failure_kind
                            ? json(ShortageKindName(*result.failure_kind))
                            : json()},
+      {"switches", result.planned_switches},
       {"switches_survived", result.switches.size()},
       {"all_equal", AllEqual(models, result)},
       {"bytes_moved", Moved(result).value()},
@@ -95,6 +112,7 @@ json ResultToJson(const std::vector<RealModel>& models,
       {"load_to_bound", OrNull(LoadToBound(result))},
       {"seconds_to_switch", SwitchTimes(result).ToJson()},
       {"seconds_to_first_token", FirstTokenTimes(result).ToJson()},
+      {"steps", SwitchesToJson(models, result)},
       {"settings", settings}};
   json& list = object["models"] = json::array();
   for (size_t i = 0; i < models.size(); ++i) {
@@ -117,7 +135,7 @@ std::vector<std::string> TableRow(const std::vector<RealModel>& models,
           FormatBytes(result.device_memory),
           FormatBytes(result.peak_reserved),
           FormatBytes(result.peak_host_memory),
-          absl::StrCat(result.switches.size()),
+          absl::StrCat(result.switches.size(), "/", result.planned_switches),
           FormatBytes(result.read),
           FormatBytes(SaturatingAdd(result.copied_out, result.copied_in)),
           absl::StrFormat("%.3f s", switches.mean),

@@ -12,6 +12,7 @@ MOST_RATIO = 1.05
 MOST_TIME = 1.05  # times that of PyTorch's stock policy
 MOST_IDLE = 0.02
 LEAST_WAKE = 0.8
+LEAST_LOAD = 0.8  # of the disk's rate, or of copying into untouched pages
 # It keeps nothing that is freed, so that it holds what is live and no more.
 _NOT_CACHING = "cudamalloc"
 
@@ -103,6 +104,22 @@ def of_switching(results):
             told.append(_judge_time("on the last day", quire["last_day"],
                                     stock["last_day"]))
         sentences += [f"{strategy}: {sentence}" for sentence in told]
+    return sentences
+
+
+def of_real_models(results):
+    """Sentences about the strategies of one set of models."""
+    sentences = []
+    for result in results:
+        if result.get("wake_to_copy") is not None:
+            sentences.append(f"{result['strategy']}: "
+                             + _judge_wake(result["wake_to_copy"]))
+        if result.get("load_to_bound") is not None and not result["oom"]:
+            share = result["load_to_bound"]
+            sentences.append(f"{result['strategy']}: " + _judge(
+                share >= LEAST_LOAD,
+                f"models load at {LEAST_LOAD} or more of what the disk and "
+                f"untouched pages allow ({share:.2f})"))
     return sentences
 
 

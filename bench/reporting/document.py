@@ -1,7 +1,8 @@
 """A report as a page and as Markdown: the same records, the same tables."""
 
 from bench.reporting import (bars, charts, findings, fragmentation_section,
-                             other_sections, page, switching_section)
+                             other_sections, page, real_section,
+                             switching_section)
 from bench.reporting.tables import Column, Table, escape_markdown
 
 
@@ -22,6 +23,9 @@ def _summary(results):
     for runs in switching_section.group(results.get("model_switching", [])):
         sentences.append(f"{runs[0]['scenario']}: "
                          + " ".join(findings.of_day(runs)))
+    for runs in real_section.group(results.get("real_models", [])):
+        sentences.append("Real models: "
+                         + " ".join(real_section.sentences(runs)))
     for result in results.get("kv_stress", []):
         caption = other_sections.cache_table(result).caption
         sentences.append(f"{caption}. "
@@ -80,6 +84,7 @@ def to_html(records, title):
             fragmentation_section.evidence_table(fragmentation).to_html())
         fragmentation_section.add_to(document, fragmentation)
     switching_section.add_to(document, results.get("model_switching", []))
+    real_section.add_to(document, results.get("real_models", []))
     other_sections.add_caches(document, results.get("kv_stress", []))
     other_sections.add_serving(document, results.get("serving_replay", []))
     other_sections.add_growth(document, results.get("reproduce_oom", []))
@@ -114,6 +119,11 @@ def to_markdown(records, title):
     for runs in switching_section.group(switching):
         add(findings.of_switching(runs) + bars.of_switching(runs),
             switching_section.policy_table(runs))
+    if results.get("real_models"):
+        parts.append("## Real models")
+    for runs in real_section.group(results.get("real_models", [])):
+        add(real_section.sentences(runs), real_section.strategy_table(runs),
+            real_section.model_table(runs))
     if results.get("kv_stress"):
         parts.append("## KV caches")
     for result in results.get("kv_stress", []):

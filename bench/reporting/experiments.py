@@ -31,7 +31,8 @@ class Run:
     folder: str | None = None  # to run in; None: the caller's
 
     def command(self):
-        return [self.experiment, *self.arguments]
+        return [_PROGRAM_OF.get(self.experiment, self.experiment),
+                *self.arguments]
 
 
 def plan(options):
@@ -68,6 +69,16 @@ def _plan_switching(options):
                                     "--scenario", name],
                 label=name)
             for name in options.scenario or _scenario_names(options.scenarios)]
+
+
+def _plan_real(options):
+    if not options.real:
+        raise RunError("real_models needs --real MODEL...")
+    arguments = ["--real", ",".join(options.real), "--seed", str(options.seed)]
+    if options.page_size:
+        arguments += ["--page-size", options.page_size]
+    return [Run("real_models", arguments, options.seed,
+                f"{len(options.real)} models")]
 
 
 def _scenario_names(path):
@@ -115,11 +126,15 @@ def _plan_bench(options):
 _PLANNERS = {
     "fragmentation_stress": _plan_fragmentation,
     "model_switching": _plan_switching,
+    "real_models": _plan_real,
     "kv_stress": _plan_caches,
     "serving_replay": _plan_serving,
     "allocator_bench": _plan_bench,
 }
 PLANNED = tuple(_PLANNERS)
+# Where it is not called like the experiment.
+_PROGRAM_OF = {"real_models": "model_switching"}
+PROGRAMS = frozenset(_PROGRAM_OF.get(name, name) for name in PLANNED)
 
 
 def run_program(program, arguments, progress=lambda: None, folder=None):
@@ -157,12 +172,13 @@ def call(program, arguments, progress=lambda: None, folder=None):
 
 def execute(run, folder, progress=lambda: None):
     """Runs one and returns its records."""
-    output = call(pathlib.Path(folder) / run.experiment,
-                  [*run.arguments, "--json"], progress, run.folder)
+    program, *arguments = run.command()
+    output = call(pathlib.Path(folder) / program, [*arguments, "--json"],
+                  progress, run.folder)
     try:
         results = records.split_output(output)
     except ValueError as error:
-        raise RunError(f"{run.experiment}: printed no JSON: {error}") from error
+        raise RunError(f"{program}: printed no JSON: {error}") from error
     return records.make(run.experiment, run.command(), run.seed, results)
 
 

@@ -83,6 +83,24 @@ _SHAPES = {
          "idle_share": _SPREAD, "bytes_copied_out": _COUNT,
          "bytes_copied_in": _COUNT, "host_memory_peak": _COUNT,
          "last_day": _COST, "wake_to_copy": shapes.number}),
+    "real_models": shapes.fields(
+        {"strategy": shapes.text, "device_memory": _COUNT,
+         "peak_reserved": _COUNT, "host_memory_peak": _COUNT,
+         "oom": shapes.flag, "all_equal": shapes.flag, "switches": _COUNT,
+         "switches_survived": _COUNT, "bytes_loaded": _COUNT,
+         "bytes_copied_out": _COUNT, "bytes_copied_in": _COUNT,
+         "models": shapes.list_of(shapes.fields(
+             {"model": shapes.text, "tokens": _COUNT, "tokens_alone": _COUNT,
+              "equal": shapes.flag, "peak_reserved_alone": _COUNT},
+             {"first_difference": _COUNT}), least=1),
+         "steps": shapes.list_of(shapes.fields(
+             {"model": shapes.text, "seconds_to_switch": shapes.number,
+              "seconds_to_first_token": shapes.number, "reserved": _COUNT,
+              "headroom": _COUNT, "host_memory": _COUNT}))},
+        {"failure": shapes.text, "failure_kind": shapes.text,
+         "seconds_to_switch": _SPREAD, "seconds_to_first_token": _SPREAD,
+         "wake_to_copy": shapes.number, "load_to_read": shapes.number,
+         "load_to_bound": shapes.number}),
     "kv_stress": shapes.fields(
         {"kv_memory_bytes": _COUNT, "requests": _COUNT,
          "caches": shapes.list_of(shapes.either(
@@ -139,6 +157,7 @@ _SHAPES = {
 # By which a result is known that does not say what it is of.
 _MARKS = {"fragmentation_stress": {"policy", "trace"},
           "model_switching": {"scenario", "strategy"},
+          "real_models": {"strategy", "all_equal"},
           "serving_replay": {"cache", "load_factor"}, "kv_stress": {"caches"},
           "reproduce_oom": {"contexts", "kind"},
           "allocator_bench": {"sections"}}

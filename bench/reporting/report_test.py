@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT))
 sys.dont_write_bytecode = True
 
 from bench.reporting import (bars, charts, document,  # noqa: E402
-                             findings, page_checker, progress, records, tables)
+                             findings, page_checker, progress, real_section,
+                             records, tables)
 
 PROGRAMS = sys.argv.pop(1) if len(sys.argv) > 1 else ""
 SCRIPT = ROOT / "bench" / "report"
@@ -70,6 +71,27 @@ def switching_result(policy="quire", **changes):
         "idle_share": None, "bytes_copied_in": 5, "bytes_copied_out": 6,
         "host_memory_peak": 7,
         "steps": [step, step]}
+    result.update(changes)
+    return result
+
+
+def real_result(**changes):
+    """As model_switching --real prints it."""
+    result = {
+        "strategy": "sleep", "device_memory": 1 << 20, "peak_reserved": 900000,
+        "host_memory_peak": 5, "oom": False, "failure": None,
+        "failure_kind": None, "all_equal": True, "switches": 2,
+        "switches_survived": 2, "bytes_loaded": 7, "bytes_copied_out": 8,
+        "bytes_copied_in": 9, "wake_to_copy": 1.1, "load_to_read": None,
+        "load_to_bound": 0.7,
+        "seconds_to_switch": {"mean": 0.5, "worst": 1.0, "count": 2},
+        "seconds_to_first_token": {"mean": 0.75, "worst": 1.5, "count": 2},
+        "models": [{"model": "folder/m.gguf", "tokens": 8, "tokens_alone": 8,
+                    "equal": True, "first_difference": None,
+                    "peak_reserved_alone": 800000}],
+        "steps": [{"model": "folder/m.gguf", "seconds_to_switch": 0.25,
+                   "seconds_to_first_token": 0.5, "reserved": 900000,
+                   "headroom": 100, "host_memory": 5}] * 2}
     result.update(changes)
     return result
 
@@ -135,6 +157,11 @@ def all_records():
                         7, [stress_result(), stress_result("pytorch")])
     made += records.make("model_switching", ["model_switching"], None,
                          [switching_result(), switching_result("bfc")])
+    made += records.make("real_models", ["model_switching"], 7, [
+        real_result(), real_result(
+            strategy="keep", oom=True, all_equal=False, failure="no room",
+            failure_kind="capacity", steps=[], seconds_to_switch=None,
+            seconds_to_first_token=None, switches_survived=0)])
     made += records.make("kv_stress", ["kv_stress"], 7, [{
         "kv_memory_bytes": 1 << 30, "requests": 4, "trace": "", "model": "",
         "caches": [cache_result(), cache_result("static"),
@@ -170,6 +197,7 @@ class PageTest(unittest.TestCase):
         told = " ".join(checker.texts)
         for part in ("Verdicts", "Page map", "Fragmentation heat map",
                      "Memory over time", "Model switching: day", "KV caches",
+                     "Real models: 1 models", "Each switch, strategy sleep",
                      "Allocator benchmarks", "2026-01-01"):
             self.assertIn(part, told)
 
@@ -275,6 +303,7 @@ class RecordsTest(unittest.TestCase):
         for experiment, result in (
                 ("fragmentation_stress", stress_result()),
                 ("model_switching", switching_result()),
+                ("real_models", real_result()),
                 ("kv_stress", {"kv_memory_bytes": 1, "requests": 1,
                                "caches": [cache_result()]}),
                 ("serving_replay", serving_result()),
@@ -427,6 +456,31 @@ class FindingsTest(unittest.TestCase):
                       "0.5 ms. Quire has 1.0 ms.", told[1])
         self.assertIn("Virtual time of Quire by that of pytorch: 3.00 the "
                       "first time, 2.00 on the last day.", told[1])
+
+
+    def test_real_models_tell_their_tokens(self):
+        model = real_result()["models"][0]
+        told = real_section.sentences([
+            real_result(), real_result(strategy="keep", oom=True,
+                                       failure_kind="capacity",
+                                       switches_survived=1,
+                                       wake_to_copy=None),
+            real_result(strategy="reload", all_equal=False, wake_to_copy=0.5,
+                        load_to_bound=0.9,
+                        models=[{**model, "equal": False,
+                                 "first_difference": 3}])])
+        self.assertEqual(told, [
+            "keep: memory ran out for capacity after 1 of 2 switches.",
+            "reload: other tokens than alone: m.gguf.",
+            "sleep: all 8 tokens of 1 models are those of each model alone.",
+            "sleep: Bar kept: waking up goes at 0.8 of the speed of a copy or "
+            "faster (1.10).",
+            "sleep: Bar missed: models load at 0.8 or more of what the disk "
+            "and untouched pages allow (0.70).",
+            "reload: Bar missed: waking up goes at 0.8 of the speed of a copy "
+            "or faster (0.50).",
+            "reload: Bar kept: models load at 0.8 or more of what the disk and "
+            "untouched pages allow (0.90)."])
 
 
 class BarsTest(unittest.TestCase):
@@ -590,6 +644,24 @@ class ScriptTest(unittest.TestCase):
         self.assertEqual(again.read_text("utf-8"), text)
         self.assertIn("| quire |", (self.folder / "b.md").read_text("utf-8"))
 
+    def test_real_models_reach_the_page(self):
+        if not PROGRAMS:
+            self.skipTest("no folder of programs was given")
+        page = self.folder / "real.html"
+        ran = report("--experiment", "real_models", "--real",
+                     *(ROOT / "tests/golden" / name
+                       for name in ("gptq-w8-sym", "plain-bf16-tied")),
+                     "--page-size", "64KiB", "--build", PROGRAMS,
+                     "--output", page)
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        checker = page_checker.check(page.read_text("utf-8"))
+        self.assertEqual(checker.problems, [])
+        told = " ".join(checker.texts)
+        for part in ("reload and sleep: all 48 tokens of 2 models are those of "
+                     "each model alone.", "Wake / copy", "Load / bound",
+                     "keep: memory ran out for capacity after 1 of 6"):
+            self.assertIn(part, told)
+
     def test_plots(self):
         have = subprocess.run(
             [SCRIPT.read_text("utf-8").split("\n")[0][2:], "-c",
@@ -620,6 +692,7 @@ class ScriptTest(unittest.TestCase):
                 (("--from", bad), 1, "bad.jsonl: line 1: no JSON"),
                 (("--from", self.folder / "none"), 1, "none: cannot be read"),
                 (("--experiment", "model_switching"), 1, "--scenarios"),
+                (("--experiment", "real_models"), 1, "--real"),
                 (("--experiment", "model_switching", "--scenarios", bad), 1,
                  "bad.jsonl: no scenarios"),
                 (("--experiment", "kv_stress", "--build", self.folder), 1,

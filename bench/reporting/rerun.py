@@ -15,7 +15,7 @@ from bench.reporting import experiments, records
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What is run for a file, which may be anybody's.
-PROGRAMS = frozenset({*experiments.PLANNED, "allocator_replay"})
+PROGRAMS = experiments.PROGRAMS | {"allocator_replay"}
 SCRIPTS = frozenset({"bench/reproduce_oom", "bench/worked_13b"})
 
 # Fields that this machine's clock decides, wherever they stand.
