@@ -88,7 +88,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateSmall(
       block = take();
     }
     if (!block) block = heap->TakeSlotOfNewSlab(size_class, request.alignment);
-    if (!block && FlushCachesNowAndThen(Bytes(0))) {
+    if (!block &&
+        (FlushClass(*heap, size_class) || FlushCachesNowAndThen(Bytes(0)))) {
       CloseBatches();
       Poll();
       block = take();
@@ -174,6 +175,11 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
   const auto add =
       [&](OwnerHeap* heap, RangeNeeds* needs)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::StatusOr<Block> {
+    // What others gave back since it was looked for.
+    if (const auto slot = TakeSlot(heap, size_class, request,
+                                   /*for_cache=*/false)) {
+      return *slot;
+    }
     const uint64_t small = heap->SmallSlabBytes(size_class, request.alignment);
     constexpr OwnerHeap::Keep kKeep = OwnerHeap::Keep::kComebacks;
     const auto wanted = [&]() -> uint64_t {
@@ -193,7 +199,8 @@ absl::StatusOr<DeviceAddress> DeviceAllocator::Impl::AllocateInNewSlab(
               .addresses = PageCount(new_pages + 1),
               .missing = new_pages,
               .wait = wait,
-              .keep = kKeep};
+              .keep = kKeep,
+              .size_class = size_class};
     Recycle(new_pages, heap, needs->keep);
     QUIRE_RETURN_IF_ERROR(small > 0 ? heap->AddSmallSlab(size_class, small)
                                     : heap->AddSlab(size_class, new_pages));
@@ -302,6 +309,10 @@ bool DeviceAllocator::Impl::AwaitSoon(const RangeNeeds& needs,
                                  ? RecycleForLarge(needs.missing, heap)
                                  : Recycle(needs.missing, heap, needs.keep);
       if (there >= needs.missing) return true;
+      if (needs.size_class &&
+          heap->HasFreeSlot(*needs.size_class, request.alignment)) {
+        return true;
+      }
       bool cools = memory_->GetStatistics().cooling > Bytes(0);
       for (const auto& other : heaps_) {
         cools = cools || (!other->kept_for_graphs() &&

@@ -203,6 +203,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
     bool large = false;    // so that free pages of its own serve it as they are
     uint64_t attempts = 0;  // that have failed
     OwnerHeap::Keep keep = OwnerHeap::Keep::kNothing;
+    // A free slot of this class serves as well.
+    std::optional<int> size_class;
   };
   // Makes a range in the heap, from what is there, and takes a block of it, or
   // says what it needs. Runs with the lock.
@@ -217,8 +219,8 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // live. Returns how many are.
   uint64_t Recycle(uint64_t wanted, OwnerHeap* heap, OwnerHeap::Keep keep)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits a little for the pages that are missing, of those that cool. Whether
-  // they are there.
+  // Waits a little for the pages that are missing, of those that cool, or for
+  // what serves as well. Whether it is there.
   bool AwaitSoon(const RangeNeeds& needs, const Request& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The error of a range that could not be made.
@@ -380,6 +382,9 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // time: threads that grow must not empty each other's caches for every page.
   bool FlushCachesNowAndThen(Bytes about_to_make) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same for the slots of one class, where there are enough of them.
+  bool FlushClass(const OwnerHeap& heap, int size_class) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives free pages to the pool until at most `keep` bytes are cached. Returns
   // how many.
   PageCount TrimToPool(Bytes keep) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -388,6 +393,10 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // Of one cache, half of what it has or all: how many slots. REQUIRES: its
   // thread is the calling one, has ended, or is stopped.
   uint64_t DrainCache(ThreadCache* cache, bool half) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Slots that were drained from the cache.
+  void PutBack(const ThreadCache& cache,
+               std::span<const CachedSlot> slots) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Records events for what was freed without one, as far as the driver does.
   void CloseBatches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -10,9 +10,20 @@ namespace {
 // Before a page is made, caches are emptied: but only where so many allocations
 // went by for each slot that was in them the last time, so that those bear the
 // cost; or where what was made since, and is about to be, comes to this part of
-// what they hold, which bounds what it costs to leave them as they are.
+// what they hold, which bounds what it costs to leave them as they are; or
+// where they hold more than so much and half of all slots. Else memory that
+// goes from one class, thread or stream to another in each round would come to
+// lie in the caches of whoever freed it last, and a part of it be made anew
+// each time.
 constexpr uint64_t kAllocationsPerFlushedSlot = 8;
 constexpr uint64_t kCachedPerByteMade = 16;
+constexpr uint64_t kCachedAlways = 16 << 20;
+
+// A class without a free slot takes those that others have cached where these
+// come to so many, and so many bytes: what it costs to stop a thread is little
+// beside what they save.
+constexpr uint64_t kSlotsWorthAStop = 8;
+constexpr uint64_t kBytesWorthAStop = 1 << 20;
 
 }  // namespace
 
@@ -34,11 +45,39 @@ bool DeviceAllocator::Impl::FlushCachesNowAndThen(Bytes about_to_make) const {
   const uint64_t made =
       mapped_.made_bytes - last_flush_.made_bytes + about_to_make.value() / 16;
   const uint64_t allocations = CachedAllocations() - last_flush_.allocations;
+  const uint64_t cached = CachedByThreads();
+  uint64_t slots = 0;
+  for (const auto& heap : heaps_) slots += heap->slot_bytes();
   if (allocations < last_flush_.slots * kAllocationsPerFlushedSlot &&
-      made < CachedByThreads() / kCachedPerByteMade) {
+      made < cached / kCachedPerByteMade &&
+      cached <= kCachedAlways + slots / 2) {
     return false;
   }
   return FlushCaches();
+}
+
+bool DeviceAllocator::Impl::FlushClass(const OwnerHeap& heap,
+                                       int size_class) const {
+  const uint64_t slot_size = slot_sizes_[size_class];
+  std::vector<ThreadCache*> holders;
+  uint64_t slots = 0;
+  for (const auto& cache : caches_) {
+    if (cache->heap() != &heap || cache->CountOf(size_class) == 0) continue;
+    slots += cache->CountOf(size_class);
+    holders.push_back(cache.get());
+  }
+  if (slots < kSlotsWorthAStop || slots * slot_size < kBytesWorthAStop) {
+    return false;
+  }
+  StopCaches(holders);
+  for (ThreadCache* const cache : holders) {
+    std::vector<CachedSlot> drained;
+    cache->DrainClass(size_class, slot_size, cache->CountOf(size_class),
+                      &drained);
+    PutBack(*cache, drained);
+  }
+  ResumeCaches(holders);
+  return true;
 }
 
 uint64_t DeviceAllocator::Impl::CachedAllocations() const {
@@ -59,7 +98,13 @@ uint64_t DeviceAllocator::Impl::DrainCache(ThreadCache* cache,
                                            bool half) const {
   std::vector<CachedSlot> slots;
   cache->Drain(half, &slots, slot_sizes_);
-  OwnerHeap* const heap = cache->heap();
+  PutBack(*cache, slots);
+  return slots.size();
+}
+
+void DeviceAllocator::Impl::PutBack(const ThreadCache& cache,
+                                    std::span<const CachedSlot> slots) const {
+  OwnerHeap* const heap = cache.heap();
   StreamFreeList* list = nullptr;
   for (const CachedSlot& slot : slots) {
     Span* const span = spans_->Find(DeviceAddress(slot.address()));
@@ -69,10 +114,9 @@ uint64_t DeviceAllocator::Impl::DrainCache(ThreadCache* cache,
       continue;
     }
     // The stream was there when the cache was made.
-    if (list == nullptr) list = MakeFreeList(heap, cache->stream());
+    if (list == nullptr) list = MakeFreeList(heap, cache.stream());
     heap->CoolIn(list, block, /*noted=*/false);
   }
-  return slots.size();
 }
 
 void DeviceAllocator::Impl::TakeCacheBack(ThreadCache* cache) {

@@ -260,15 +260,21 @@ Block OwnerHeap::Take(Span* span, uint32_t slot) {
   return block;
 }
 
-std::optional<Block> OwnerHeap::TakeSlot(int size_class, Bytes alignment) {
+Span* OwnerHeap::FindSlab(int size_class, Bytes alignment) const {
   const std::vector<Span*>& partial = states_[size_class].partial;
   // A slab of whole pages has the alignment of its slots.
   for (size_t i = partial.size(); i-- > 0;) {
     if (alignment.value() <= kPieceGrain || partial[i]->detour == nullptr) {
-      return Take(partial[i]);
+      return partial[i];
     }
   }
-  return std::nullopt;
+  return nullptr;
+}
+
+std::optional<Block> OwnerHeap::TakeSlot(int size_class, Bytes alignment) {
+  Span* const slab = FindSlab(size_class, alignment);
+  if (slab == nullptr) return std::nullopt;
+  return Take(slab);
 }
 
 std::optional<Block> OwnerHeap::TakeSlotForCache(int size_class) {

@@ -114,6 +114,8 @@ class OwnerHeap {
   void set_kept_for_graphs(bool kept) { kept_for_graphs_ = kept; }
   // O(1).
   HeapAccounts accounts() const;
+  // The slots of slabs, whoever has them.
+  uint64_t slot_bytes() const { return span_bytes_ - large_bytes_; }
   // The bytes that a slab may have slots in: those of its pieces.
   static uint64_t RoomOf(const Span& span);
   AllocationCounters& counters() { return counters_; }
@@ -148,6 +150,9 @@ class OwnerHeap {
   // A free slot of a slab that exists, at a multiple of `alignment`.
   std::optional<Block> TakeSlot(int size_class,
                                 Bytes alignment = kDefaultAlignment);
+  bool HasFreeSlot(int size_class, Bytes alignment) const {
+    return FindSlab(size_class, alignment) != nullptr;
+  }
   // The same for the cache of a thread: where there is one, of a group of slots
   // (Span::group) that is all free, which the thread had best take as well. Two
   // threads with slots of one group each take up to twice as long for
@@ -312,6 +317,8 @@ class OwnerHeap {
   };
   // Where the list of the stream stands, or would.
   FreeLists::const_iterator FreeListPosition(StreamId stream) const;
+  // A slab with a free slot at a multiple of `alignment`; null: none has one.
+  Span* FindSlab(int size_class, Bytes alignment) const;
   Span* AddSpan(uint64_t base, Pieces pieces, Detour* detour);
   void RemoveSpan(Span* span);
   // Free pages at home become a slab.
@@ -428,6 +435,7 @@ class OwnerHeap {
     uint64_t guests = 0;
     uint64_t hosted = 0;
     uint64_t live_large = 0;
+    uint64_t large_bytes = 0;
     std::vector<uint64_t> idle_slots;
     std::vector<uint64_t> empty_slabs;
     std::vector<uint64_t> slabs_of;
@@ -455,6 +463,7 @@ class OwnerHeap {
   mutable StreamFreeList* recent_list_ = nullptr;  // that FindFreeList found
 
   uint64_t span_bytes_ = 0;     // capacity of spans
+  uint64_t large_bytes_ = 0;    // of these, of large allocations
   uint64_t free_bytes_ = 0;     // of slots
   uint64_t cooling_bytes_ = 0;  // of slots, and of what Cool was told of
   uint64_t run_bytes_ = 0;      // in the lists of streams

@@ -33,6 +33,7 @@ absl::Status OwnerHeap::CheckSpan(const Span& span, Sums* sums) const {
   sums->rooms += room;
   if (span.large()) {
     ++sums->live_large;
+    sums->large_bytes += span.capacity();
     if (span.slot_count != 1 || span.slot_size != room) {
       return broken("its pieces are of another length");
     }
@@ -80,6 +81,7 @@ absl::Status OwnerHeap::CheckInvariants() const {
   for (const auto& [what, walked, kept] :
        {std::tuple{"bytes of spans", sums.span_bytes, span_bytes_},
         {"large allocations", sums.live_large, uint64_t{large_.size()}},
+        {"bytes of large allocations", sums.large_bytes, large_bytes_},
         {"free bytes", sums.free, free_bytes_},
         {"cooling bytes", sums.cooling, cooling_bytes_},
         {"slack at the ends of slabs", sums.slack, slab_slack_bytes_},

@@ -84,6 +84,7 @@ Block OwnerHeap::MakeLarge(uint64_t base, uint64_t bytes, Pieces pieces,
   Span* const span = AddSpan(base, std::move(pieces), detour);
   span->SetSlots(bytes, 1);
   span_bytes_ += bytes;
+  large_bytes_ += bytes;
   large_[base] = span;
   const Block block = {span, 0};
   block.SetInherits(inherits);
@@ -93,6 +94,7 @@ Block OwnerHeap::MakeLarge(uint64_t base, uint64_t bytes, Pieces pieces,
 Pieces OwnerHeap::Unmake(Span* span, StreamId last_stream) {
   large_.erase(span->base);
   span_bytes_ -= span->slot_size;
+  large_bytes_ -= span->slot_size;
   if (span->detour != nullptr) arena_.LeaveDetour(span->detour, last_stream);
   Pieces pieces = std::move(span->pieces);
   spans_->Remove(span);

@@ -53,7 +53,7 @@ uint32_t ThreadCache::RefillCount(int size_class, uint64_t slot_size) {
 
 void ThreadCache::SetCapacity(Bin* bin, uint32_t capacity) {
   auto storage = std::make_unique<CachedSlot[]>(capacity);
-  std::copy(bin->slots, bin->slots + bin->count, storage.get());
+  std::copy(bin->slots, bin->slots + bin->size(), storage.get());
   bin->storage = std::move(storage);
   bin->slots = bin->storage.get();
   bin->capacity = capacity;
@@ -62,7 +62,7 @@ void ThreadCache::SetCapacity(Bin* bin, uint32_t capacity) {
 bool ThreadCache::Grow(int size_class, uint64_t slot_size) {
   Bin& bin = bins_[size_class];
   if (!HasRoomFor(slot_size)) return false;
-  if (bin.count < bin.capacity) return true;
+  if (bin.size() < bin.capacity) return true;
   if (bin.capacity >= kLargestCapacity) return false;
   SetCapacity(&bin, std::max(bin.capacity * 2, kFirstCapacity));
   return true;
@@ -70,26 +70,35 @@ bool ThreadCache::Grow(int size_class, uint64_t slot_size) {
 
 void ThreadCache::Push(int size_class, uint64_t slot_size, CachedSlot slot) {
   Bin& bin = bins_[size_class];
-  if (bin.count == bin.capacity) {
+  const uint32_t count = bin.size();
+  if (count == bin.capacity) {
     SetCapacity(&bin, std::max(bin.capacity * 2, kFirstCapacity));
   }
-  bin.slots[bin.count++] = slot;
+  bin.slots[count] = slot;
+  bin.set_size(count + 1);
   AddCached(slot_size);
 }
 
 void ThreadCache::Drain(bool half, std::vector<CachedSlot>* slots,
                         const std::vector<uint64_t>& slot_sizes) {
-  for (size_t i = 0; i < bins_.size(); ++i) {
-    Bin& bin = bins_[i];
-    const uint32_t leaving = half ? (bin.count + 1) / 2 : bin.count;
-    slots->insert(slots->end(), bin.slots, bin.slots + leaving);
-    std::copy(bin.slots + leaving, bin.slots + bin.count, bin.slots);
-    bin.count -= leaving;
-    AddCached(-(leaving * slot_sizes[i]));
+  for (int i = 0; i < static_cast<int>(bins_.size()); ++i) {
+    const uint32_t count = CountOf(i);
+    DrainClass(i, slot_sizes[i], half ? (count + 1) / 2 : count, slots);
   }
 }
 
-void StopCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches) {
+void ThreadCache::DrainClass(int size_class, uint64_t slot_size,
+                             uint32_t leaving, std::vector<CachedSlot>* slots) {
+  Bin& bin = bins_[size_class];
+  const uint32_t count = bin.size();
+  slots->insert(slots->end(), bin.slots, bin.slots + leaving);
+  std::copy(bin.slots + leaving, bin.slots + count, bin.slots);
+  bin.set_size(count - leaving);
+  AddCached(-(leaving * slot_size));
+}
+
+template <typename Caches>
+void StopAll(const Caches& caches) {
   for (const auto& cache : caches) cache->RequestStop();
   if (ThreadCache::barriers_are_asymmetric_) {
     Membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
@@ -99,8 +108,16 @@ void StopCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches) {
   }
 }
 
+void StopCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches) {
+  StopAll(caches);
+}
+void StopCaches(const std::vector<ThreadCache*>& caches) { StopAll(caches); }
+
 void ResumeCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches) {
   for (const auto& cache : caches) cache->Resume();
+}
+void ResumeCaches(const std::vector<ThreadCache*>& caches) {
+  for (ThreadCache* const cache : caches) cache->Resume();
 }
 
 }  // namespace quire

@@ -67,6 +67,9 @@ class alignas(kSharingBytes) ThreadCache {
     return cached_bytes_.load(std::memory_order_relaxed);
   }
 
+  // Slots of one class. Not exact while the thread is at work.
+  uint32_t CountOf(int size_class) const { return bins_[size_class].size(); }
+
   bool HasRoomFor(uint64_t slot_size) const {
     return cached_bytes() + slot_size <= byte_limit_;
   }
@@ -93,11 +96,13 @@ class alignas(kSharingBytes) ThreadCache {
   // inside; size <= slot_size.
   uint64_t Allocate(int size_class, uint64_t slot_size, uint64_t size) {
     Bin& bin = bins_[size_class];
-    if (bin.count == 0) return 0;
-    const CachedSlot slot = bin.slots[--bin.count];
+    const uint32_t count = bin.size();
+    if (count == 0) return 0;
+    const CachedSlot slot = bin.slots[count - 1];
+    bin.set_size(count - 1);
     // The next one's record, which nobody may have looked at for long.
-    if (bin.count > 0) {
-      __builtin_prefetch(bin.slots[bin.count - 1].record.address(), 1);
+    if (count > 1) {
+      __builtin_prefetch(bin.slots[count - 2].record.address(), 1);
     }
     slot.record.store(SlotRecord::Live(static_cast<uint32_t>(slot_size - size),
                                        stream_index_, !slot.free_for_all()));
@@ -110,11 +115,13 @@ class alignas(kSharingBytes) ThreadCache {
   bool Free(int size_class, uint64_t slot_size, CachedSlot slot,
             SlotRecord was) {
     Bin& bin = bins_[size_class];
-    if (bin.count == bin.capacity || !HasRoomFor(slot_size)) [[unlikely]] {
+    const uint32_t count = bin.size();
+    if (count == bin.capacity || !HasRoomFor(slot_size)) [[unlikely]] {
       return false;
     }
     slot.record.store(was.Freed());
-    bin.slots[bin.count++] = slot;
+    bin.slots[count] = slot;
+    bin.set_size(count + 1);
     AddCached(slot_size);
     CountFree(slot_size, slot_size - was.waste());
     return true;
@@ -148,6 +155,9 @@ class alignas(kSharingBytes) ThreadCache {
   // Takes all slots of all classes (or the older half of each) out.
   void Drain(bool half, std::vector<CachedSlot>* slots,
              const std::vector<uint64_t>& slot_sizes);
+  // Takes the `leaving` oldest slots of one class out.
+  void DrainClass(int size_class, uint64_t slot_size, uint32_t leaving,
+                  std::vector<CachedSlot>* slots);
   // Makes room for another slot of the class, where there may be more.
   // Returns false where slots have to leave first.
   bool Grow(int size_class, uint64_t slot_size);
@@ -166,8 +176,13 @@ class alignas(kSharingBytes) ThreadCache {
 
  private:
   struct Bin {
+    uint32_t size() const { return count.load(std::memory_order_relaxed); }
+    void set_size(uint32_t size) {
+      count.store(size, std::memory_order_relaxed);
+    }
+
     CachedSlot* slots = nullptr;
-    uint32_t count = 0;
+    std::atomic<uint32_t> count{0};
     uint32_t capacity = 0;
     uint32_t refill = 0;  // what the next miss brings; 0: none yet
     std::unique_ptr<CachedSlot[]> storage;
@@ -185,7 +200,8 @@ class alignas(kSharingBytes) ThreadCache {
 
   // Whether StopCaches can rely on the kernel for the threads' barriers.
   static const bool barriers_are_asymmetric_;
-  friend void StopCaches(const std::vector<std::unique_ptr<ThreadCache>>&);
+  template <typename Caches>
+  friend void StopAll(const Caches& caches);
 
   std::atomic<bool> inside_{false};
   std::atomic<bool> stopped_{false};
@@ -202,7 +218,9 @@ class alignas(kSharingBytes) ThreadCache {
 // Returns when no thread is inside any of the caches; until ResumeCaches none
 // will be. Waits for a few instructions of each at most.
 void StopCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches);
+void StopCaches(const std::vector<ThreadCache*>& caches);
 void ResumeCaches(const std::vector<std::unique_ptr<ThreadCache>>& caches);
+void ResumeCaches(const std::vector<ThreadCache*>& caches);
 
 }  // namespace quire
 

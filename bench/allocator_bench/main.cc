@@ -33,6 +33,7 @@ struct NamedSection {
 constexpr NamedSection kSections[] = {{"hit", MeasureHits},
                                       {"few", MeasureFew},
                                       {"threads", MeasureTwoThreads},
+                                      {"handoff", MeasureHandoff},
                                       {"reuse", MeasureReuse},
                                       {"scaling", MeasureScaling},
                                       {"footprint", MeasureFootprint},

@@ -25,6 +25,8 @@ absl::StatusOr<Section> MeasureHits(const BenchOptions& options);
 absl::StatusOr<Section> MeasureFew(const BenchOptions& options);
 // Hits on two threads at once, against one.
 absl::StatusOr<Section> MeasureTwoThreads(const BenchOptions& options);
+// Blocks that another stream or another thread frees.
+absl::StatusOr<Section> MeasureHandoff(const BenchOptions& options);
 // Large allocations that re-use what was freed before, still mapped.
 absl::StatusOr<Section> MeasureReuse(const BenchOptions& options);
 // The cost of an operation with more and more live allocations.
