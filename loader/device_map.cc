@@ -241,7 +241,8 @@ absl::StatusOr<std::vector<MemoryLimit>> ParseMaxMemory(std::string_view text) {
 }
 
 std::optional<PlacementPolicy> ParsePlacementPolicy(std::string_view name) {
-  if (name == "auto" || name == "balanced") return PlacementPolicy::kBalanced;
+  if (name == "auto") return PlacementPolicy::kAuto;
+  if (name == "balanced") return PlacementPolicy::kBalanced;
   if (name == "balanced_low_0") return PlacementPolicy::kBalancedLow0;
   if (name == "sequential") return PlacementPolicy::kSequential;
   return std::nullopt;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "model/engine/placement_fill.h"
 #include "model/engine/reservation.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/process_memory.h"
@@ -32,7 +33,7 @@ int DevicesIn(const std::vector<MemoryPlace>& places) {
 
 // "auto" where only limits are given; nullopt for a file.
 std::optional<PlacementPolicy> PolicyOf(const PlacementOptions& options) {
-  return options.device_map.empty() ? PlacementPolicy::kBalanced
+  return options.device_map.empty() ? PlacementPolicy::kAuto
                                     : ParsePlacementPolicy(options.device_map);
 }
 
@@ -59,38 +60,47 @@ absl::StatusOr<std::vector<MemoryLimit>> PlaceLimits(
   return limits;
 }
 
-// Pages that one sequence of the longest length takes of each device.
-absl::StatusOr<std::vector<Bytes>> LongestSequenceBytes(
-    const ModelConfig& config, const SessionOptions& options,
-    const Reservation& reservation) {
+// What each device needs for a map: pages under weights, workspace, slots and
+// adapters, and one sequence of the longest length; or the most during the
+// load, where that is more.
+absl::StatusOr<std::vector<Bytes>> NeededBytes(
+    const Checkpoint& checkpoint, const ModelConfig& config,
+    const SessionOptions& options, int device_count,
+    const std::vector<MemoryPlace>& places) {
+  QUIRE_ASSIGN_OR_RETURN(
+      const Reservation reservation,
+      ReserveModel(checkpoint, config, options, {places, {}}, device_count));
   QUIRE_ASSIGN_OR_RETURN(const uint64_t tokens,
                          LongestSequence(config, options));
-  std::vector<Bytes> bytes(reservation.devices.size());
+  std::vector<Bytes> needed;
+  std::vector<Bytes> sequences(reservation.devices.size());
   for (const DeviceLayers& layers : reservation.layers) {
     const auto pages =
         layers.layout.PagesForTokens(tokens, options.device.page_size);
-    bytes[static_cast<size_t>(layers.device.value())] =
+    sequences[static_cast<size_t>(layers.device.value())] =
         pages ? CheckedBytes(*pages, options.device.page_size)
                     .value_or(Bytes(UINT64_MAX))
               : Bytes(UINT64_MAX);
   }
-  return bytes;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const DeviceReservation& device = reservation.devices[i];
+    needed.push_back(
+        std::max(device.peak, SaturatingAdd(device.fixed, sequences[i])));
+  }
+  return needed;
 }
 
 // Lowers the limits of devices that would need more than they have; whether
 // there was one.
 bool Tighten(const std::vector<Bytes>& devices, const DeviceMap& map,
              std::span<const PlacementBlock> blocks,
-             const Reservation& reservation,
-             const std::vector<Bytes>& sequences,
+             const std::vector<Bytes>& needed,
              std::vector<MemoryLimit>* limits) {
   bool tightened = false;
   for (MemoryLimit& limit : *limits) {
     if (limit.place.tier != MemoryTier::kDevice) continue;
     const auto device = static_cast<size_t>(limit.place.device.value());
-    const Bytes needed =
-        SaturatingAdd(reservation.devices[device].fixed, sequences[device]);
-    const Bytes excess = SaturatingSubtract(needed, devices[device]);
+    const Bytes excess = SaturatingSubtract(needed[device], devices[device]);
     if (excess.zero() || limit.limit.zero()) continue;
     const Bytes placed = map.BytesOn(limit.place, blocks);
     limit.limit = SaturatingSubtract(std::min(limit.limit, placed), excess);
@@ -98,12 +108,6 @@ bool Tighten(const std::vector<Bytes>& devices, const DeviceMap& map,
   }
   return tightened;
 }
-
-// A policy's map, and what it could give each place of weights.
-struct PolicyMap {
-  DeviceMap map;
-  std::vector<MemoryLimit> limits;
-};
 
 // Where no policy has a place for every part: what all of them lack, beside the
 // one that was the first without a place.
@@ -124,31 +128,44 @@ absl::Status WithSumOfParts(const absl::Status& status,
       FormatBytes(SaturatingSubtract(parts, room)), " are missing in all"));
 }
 
-absl::StatusOr<PolicyMap> PlanWithinDevices(
-    const Checkpoint& checkpoint, const ModelConfig& config,
-    const SessionOptions& options, const std::vector<Bytes>& devices,
-    std::span<const PlacementBlock> blocks, PlacementRules rules) {
-  absl::StatusOr<DeviceMap> first_map = PlanDeviceMap(blocks, rules);
-  if (!first_map.ok())
-    return WithSumOfParts(first_map.status(), blocks, rules.limits);
-  const PolicyMap first{*std::move(first_map), rules.limits};
-  DeviceMap map = first.map;
+// The policy's map of devices alone, where they hold all parts beside all else
+// that they need.
+absl::StatusOr<std::optional<FilledPlaces>> PlanOnDevices(
+    const std::vector<Bytes>& devices, std::span<const PlacementBlock> blocks,
+    PlacementRules rules, const MeasureMap& measure) {
+  std::erase_if(rules.limits, [](const MemoryLimit& limit) {
+    return limit.place.tier != MemoryTier::kDevice;
+  });
+  if (rules.limits.empty()) return std::nullopt;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    QUIRE_ASSIGN_OR_RETURN(
-        const Reservation reservation,
-        ReserveModel(checkpoint, config, options, {map.places, {}},
-                     static_cast<int>(devices.size())));
-    QUIRE_ASSIGN_OR_RETURN(const std::vector<Bytes> sequences,
-                           LongestSequenceBytes(config, options, reservation));
-    if (!Tighten(devices, map, blocks, reservation, sequences, &rules.limits))
-      break;
-    absl::StatusOr<DeviceMap> tighter = PlanDeviceMap(blocks, rules);
-    // Nowhere else has room: the first map is as good as any, and who uses it
-    // learns what does not fit.
-    if (!tighter.ok()) return first;
-    map = *std::move(tighter);
+    absl::StatusOr<DeviceMap> map = PlanDeviceMap(blocks, rules);
+    if (absl::IsResourceExhausted(map.status())) return std::nullopt;
+    QUIRE_RETURN_IF_ERROR(map.status());
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<Bytes> needed,
+                           measure(map->places));
+    if (!Tighten(devices, *map, blocks, needed, &rules.limits))
+      return FilledPlaces{*std::move(map), std::move(rules.limits)};
   }
-  return PolicyMap{std::move(map), std::move(rules.limits)};
+  return std::nullopt;
+}
+
+absl::StatusOr<FilledPlaces> PlanWithinDevices(
+    const std::vector<Bytes>& devices, std::span<const PlacementBlock> blocks,
+    const PlacementRules& rules, const MeasureMap& measure) {
+  QUIRE_ASSIGN_OR_RETURN(std::optional<FilledPlaces> whole,
+                         PlanOnDevices(devices, blocks, rules, measure));
+  if (whole.has_value()) return *std::move(whole);
+  QUIRE_ASSIGN_OR_RETURN(std::optional<FilledPlaces> filled,
+                         FillPlaces(blocks, rules.limits,
+                                    rules.policy == PlacementPolicy::kAuto
+                                        ? FillOrder::kFewestCopies
+                                        : FillOrder::kAsTheyRun,
+                                    measure));
+  if (filled.has_value()) return *std::move(filled);
+  // Any map is as good as another: who uses it learns what does not fit.
+  absl::StatusOr<DeviceMap> map = PlanDeviceMap(blocks, rules);
+  if (!map.ok()) return WithSumOfParts(map.status(), blocks, rules.limits);
+  return FilledPlaces{*std::move(map), rules.limits};
 }
 
 absl::Status CheckLimits(const std::string& path, const DeviceMap& map,
@@ -167,7 +184,7 @@ absl::Status CheckLimits(const std::string& path, const DeviceMap& map,
 }
 
 std::string ExplainEmptyDevice(size_t device, Bytes memory, Bytes limit,
-                               const PolicyMap& policy) {
+                               const FilledPlaces& policy) {
   const MemoryPlace place = DevicePlace(static_cast<int32_t>(device));
   const std::string begin = absl::StrCat("device ", device, " stays empty: ");
   const auto unused =
@@ -185,7 +202,7 @@ std::string ExplainEmptyDevice(size_t device, Bytes memory, Bytes limit,
 // In a sentence for each, and one for neighbours that no limit names.
 std::vector<std::string> ExplainEmptyDevices(
     const std::vector<Bytes>& memory, std::span<const PlacementBlock> blocks,
-    const PolicyMap& policy) {
+    const FilledPlaces& policy) {
   const auto limit_of = [&](size_t device) {
     const MemoryPlace place = DevicePlace(static_cast<int32_t>(device));
     return std::find_if(
@@ -288,9 +305,12 @@ absl::StatusOr<PlacedWeights> PlaceWeights(const Checkpoint& checkpoint,
   // What the host keeps is not run there, so nothing of it is held free.
   PlacementRules rules{.policy = *policy, .limits = {}, .host_buffers = false};
   QUIRE_ASSIGN_OR_RETURN(rules.limits, PlaceLimits(options, limits));
-  QUIRE_ASSIGN_OR_RETURN(PolicyMap chosen,
-                         PlanWithinDevices(checkpoint, config, options, limits,
-                                           blocks, std::move(rules)));
+  const MeasureMap measure = [&](const std::vector<MemoryPlace>& places) {
+    return NeededBytes(checkpoint, config, options,
+                       static_cast<int>(limits.size()), places);
+  };
+  QUIRE_ASSIGN_OR_RETURN(FilledPlaces chosen,
+                         PlanWithinDevices(limits, blocks, rules, measure));
   result.empty_devices = ExplainEmptyDevices(limits, blocks, chosen);
   result.placement.places = std::move(chosen.map.places);
   return result;

@@ -67,6 +67,9 @@ struct PlacementBlock {
 };
 
 enum class PlacementPolicy : uint8_t {
+  // kBalanced, for who leaves it to the planner: where the devices do not hold
+  // all parts, it is free to choose which of them go elsewhere.
+  kAuto,
   // Even use of all devices: each but the last gets its share and a quarter
   // more than a layer.
   kBalanced,
@@ -75,7 +78,7 @@ enum class PlacementPolicy : uint8_t {
   // Fills one place after another.
   kSequential,
 };
-// "auto" (balanced), "balanced", "balanced_low_0", "sequential".
+// "auto", "balanced", "balanced_low_0", "sequential".
 std::optional<PlacementPolicy> ParsePlacementPolicy(std::string_view name);
 
 struct PlacementRules {
