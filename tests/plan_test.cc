@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "loader/checkpoint_test_util.h"
 #include "model/engine/plan_advice.h"
 #include "quire/loader/checkpoint.h"
 #include "quire/model/model_config.h"
@@ -186,6 +187,60 @@ TEST(PlanAdviceTest, WhatIsAdvisedFits) {
   host.placement.device_map = "auto";
   EXPECT_TRUE(PlanOf(cases.front(), host).fits);
   EXPECT_TRUE(Session::Open(cases.front(), host).ok());
+}
+
+// The map of a plan with one part moved to device 0, as a plan sees it.
+ModelPlan PlanWithMoved(const fs::path& folder, SessionOptions options,
+                        const ModelPlan& plan, size_t moved) {
+  const TemporaryFolder maps;
+  std::string map;
+  for (size_t i = 0; i < plan.parts.size(); ++i) {
+    const std::string place = i == moved ? "0" : PlaceName(plan.parts[i].place);
+    map += (i == 0 ? "{\"" : ", \"") + plan.parts[i].name + "\": \"" + place +
+           "\"";
+  }
+  options.placement.device_map = maps.Write("map.json", map + "}");
+  return PlanOf(folder, options);
+}
+
+// Whatever the size of the device: what is kept elsewhere has no room there any
+// more, by the plan of the map that puts it there.
+TEST(PlanPlacementTest, NoRoomIsLeftForWhatIsKeptElsewhere) {
+  size_t shared = 0;
+  for (const fs::path& folder :
+       FindGoldenCases(fs::path(QUIRE_SOURCE_DIR) / "tests/golden",
+                       {"plain-f32", "gptq-w4-act-order"})) {
+    for (const char* policy : {"auto", "sequential"}) {
+      SessionOptions options = Options(MiB(64));
+      options.device.page_size = KiB(4);
+      options.max_model_len = 64;
+      options.placement.device_map = policy;
+      const Bytes whole = PlanOf(folder, options).devices[0].running_peak;
+      for (const uint64_t percent : {50, 75, 95}) {
+        for (const MemoryPlace& elsewhere : {kHostPlace, kDiskPlace}) {
+          const Bytes device(whole.value() * percent / 100);
+          options.placement.max_memory = {{DevicePlace(0), device},
+                                          {elsewhere, GiB(1)}};
+          options.placement.offload.folder = fs::temp_directory_path();
+          const ModelPlan plan = PlanOf(folder, options);
+          SCOPED_TRACE(folder.filename().string() + " " + policy + " " +
+                       std::to_string(device.value()));
+          // Not even the slots have room.
+          if (!plan.fits) continue;
+          EXPECT_LE(plan.devices[0].running_peak, plan.devices[0].usable);
+          EXPECT_LT(plan.devices[0].weights, plan.weights);
+          shared += !plan.devices[0].weights.zero();
+          for (size_t i = 0; i < plan.parts.size(); ++i) {
+            if (plan.parts[i].place != elsewhere) continue;
+            const ModelPlan moved = PlanWithMoved(folder, options, plan, i);
+            EXPECT_GT(moved.devices[0].running_peak, moved.devices[0].usable)
+                << plan.parts[i].name;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(shared, 6u);
 }
 
 // A device that a policy leaves empty is named, with what it would have taken.
