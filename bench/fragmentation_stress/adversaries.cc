@@ -11,26 +11,32 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 }  // namespace
 
-// Slots of one size fill slabs; one in 128 survives, so that every slab keeps
-// all of its pages; then the next size does the same. Only meshing would get
-// the pages back.
+// Slots of one size fill slabs; one in ten survives, so that nearly every slab
+// keeps its pages, 16 to 29 slots in each; then a size of another class does
+// the same, as far as there are events for it. Only meshing would get the pages
+// back, for which nobody here declares that nothing runs.
 void AgainstQuire(TraceMaker& trace, uint64_t live) {
+  constexpr uint64_t kGenerations = 4;
+  const uint64_t slots = trace.events() / (2 * kGenerations);
+  const uint64_t most = std::min(live, slots * 72 * kKiB);
   std::vector<TracePiece> survivors;
   std::vector<TracePiece> generation;
   while (!trace.full()) {
-    const uint64_t size = trace.RandomSize(4 * kKiB, 32 * kKiB);
-    while (trace.live() < live && !trace.full()) {
-      generation.push_back(trace.Allocate(size));
-    }
-    for (size_t i = 0; i < generation.size(); ++i) {
-      if (i % 128 == 0) {
-        survivors.push_back(generation[i]);
-      } else {
-        trace.Free(generation[i]);
+    for (uint64_t i = 0; i < kGenerations && !trace.full(); ++i) {
+      const uint64_t size = (72 + 16 * i) * kKiB;
+      while (trace.live() < most && !trace.full()) {
+        generation.push_back(trace.Allocate(size));
       }
+      for (size_t j = 0; j < generation.size(); ++j) {
+        if (j % 10 == 0) {
+          survivors.push_back(generation[j]);
+        } else {
+          trace.Free(generation[j]);
+        }
+      }
+      generation.clear();
     }
-    generation.clear();
-    if (trace.live() > live / 2) trace.FreeAll(&survivors);
+    trace.FreeAll(&survivors);
   }
 }
 
@@ -132,17 +138,25 @@ void AgainstCudaPool(TraceMaker& trace, uint64_t live) {
   }
 }
 
-// What is stitched for one size serves no other.
+// What was handed out in less than 2 MiB is PyTorch's for good, and serves no
+// stitching; what is stitched for one size serves no other.
 void AgainstGmlake(TraceMaker& trace, uint64_t live) {
+  constexpr int kFills = 100;
   std::vector<TracePiece> pieces;
   uint64_t step = 0;
   while (!trace.full()) {
-    while (trace.live() < live) {
-      const uint64_t pages = 8 + (step++ * 7) % 509;
-      pieces.push_back(trace.Allocate(pages * 2 * kMiB));
+    while (trace.live() < live && !trace.full()) {
+      pieces.push_back(trace.Allocate(3 * kMiB / 2));
     }
-    const uint64_t left = live / 2;
-    while (trace.live() > left) trace.FreeRandom(&pieces);
+    trace.FreeAll(&pieces);
+    for (int fill = 0; fill < kFills && !trace.full(); ++fill) {
+      while (trace.live() < live) {
+        const uint64_t pages = 8 + (step++ * 7) % 509;
+        pieces.push_back(trace.Allocate(pages * 2 * kMiB));
+      }
+      while (trace.live() > live / 2) trace.FreeRandom(&pieces);
+    }
+    trace.FreeAll(&pieces);
   }
 }
 

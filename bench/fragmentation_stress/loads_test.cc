@@ -68,12 +68,14 @@ TEST(LoadsTest, AdversariesAreBadForTheirPolicies) {
   options.live = GiB(2);
   for (const auto& [load, policy] :
        std::vector<std::pair<std::string, std::string>>{
+           {"against-quire", "quire"},
            {"against-pytorch", "pytorch"},
            {"against-pytorch-expandable",
             "pytorch-expandable:max_split_size_mb=128"},
            {"against-rmm-pool", "rmm-pool"},
            {"against-bfc", "bfc"},
            {"against-cuda-pool", "cuda-pool"},
+           {"against-gmlake", "gmlake"},
            {"against-cudamalloc", "cudamalloc"}}) {
     EXPECT_GT(Ratio(policy, Make(load, options)), 1.25) << load;
   }

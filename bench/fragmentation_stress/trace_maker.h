@@ -25,6 +25,7 @@ class TraceMaker {
   }
 
   bool full() const { return trace_.events.size() >= events_; }
+  uint64_t events() const { return events_; }  // that are to be made, about
   uint64_t live() const { return live_; }
   AllocationTrace Take() { return std::move(trace_); }
 
