@@ -8,6 +8,7 @@
 #include "bench/policies/cuda_malloc_policy.h"
 #include "bench/policies/cuda_pool_policy.h"
 #include "bench/policies/gmlake_policy.h"
+#include "bench/policies/pytorch_divisions.h"
 #include "bench/policies/pytorch_policy.h"
 #include "bench/policies/quire_policy.h"
 #include "bench/policies/rmm_pool_policy.h"
@@ -29,7 +30,8 @@ Created CreatePyTorch(SimulatedDevice* device, PolicySettings* settings,
                       PyTorchOptions options) {
   settings->Read("expandable_segments", &options.expandable_segments);
   settings->ReadMebibytes("max_split_size_mb", &options.max_split_size);
-  settings->Read("roundup_power2_divisions", &options.roundup_power2_divisions);
+  std::string divisions = "0";
+  settings->Read("roundup_power2_divisions", &divisions);
   settings->ReadFraction("garbage_collection_threshold",
                          &options.garbage_collection_threshold);
   QUIRE_RETURN_IF_ERROR(settings->Finish());
@@ -38,11 +40,8 @@ Created CreatePyTorch(SimulatedDevice* device, PolicySettings* settings,
     return absl::InvalidArgumentError(
         "max_split_size_mb is to be more than 20");
   }
-  const uint64_t divisions = options.roundup_power2_divisions;
-  if ((divisions & (divisions - 1)) != 0) {
-    return absl::InvalidArgumentError(
-        "roundup_power2_divisions is to be a power of two, or 0");
-  }
+  QUIRE_ASSIGN_OR_RETURN(options.roundup_power2_divisions,
+                         ParsePyTorchDivisions(divisions));
   return std::make_unique<PyTorchPolicy>(device, options);
 }
 
@@ -166,11 +165,12 @@ absl::StatusOr<std::vector<PolicySpec>> ParsePolicySpecs(
     std::string_view text) {
   std::vector<PolicySpec> specs;
   for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view left = text.substr(begin);
+    const size_t end = FindOutsideBrackets(left, ',');
     QUIRE_ASSIGN_OR_RETURN(PolicySpec spec,
-                           ParsePolicySpec(text.substr(begin, end - begin)));
+                           ParsePolicySpec(left.substr(0, end)));
     specs.push_back(std::move(spec));
-    begin = end + 1;
+    begin += end + 1;
   }
   return specs;
 }

@@ -47,7 +47,7 @@ struct PolicySpec {
 // Errors: kInvalidArgument for unknown names, with those known, and for
 // settings that the policy does not have or cannot read.
 absl::StatusOr<PolicySpec> ParsePolicySpec(std::string_view text);
-// Several, separated by commas.
+// Several, separated by commas; those in brackets are of a setting's value.
 absl::StatusOr<std::vector<PolicySpec>> ParsePolicySpecs(std::string_view text);
 
 }  // namespace quire

@@ -9,10 +9,20 @@
 
 namespace quire {
 
+size_t FindOutsideBrackets(std::string_view text, char separator) {
+  bool inside = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == separator && !inside) return i;
+    if (text[i] == '[') inside = true;
+    if (text[i] == ']') inside = false;
+  }
+  return text.size();
+}
+
 absl::StatusOr<PolicySettings> PolicySettings::Parse(std::string_view text) {
   PolicySettings settings;
   while (!text.empty()) {
-    const size_t end = std::min(text.find(':'), text.size());
+    const size_t end = FindOutsideBrackets(text, ':');
     const std::string setting(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
     const size_t equals = setting.find('=');
@@ -46,6 +56,11 @@ void PolicySettings::Read(const std::string& key, uint64_t* value) {
   const std::string* const text = Find(key);
   if (text == nullptr || absl::SimpleAtoi(*text, value)) return;
   Refuse(key, "number");
+}
+
+void PolicySettings::Read(const std::string& key, std::string* value) {
+  const std::string* const text = Find(key);
+  if (text != nullptr) *value = *text;
 }
 
 void PolicySettings::ReadFraction(const std::string& key, double* value) {

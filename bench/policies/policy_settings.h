@@ -17,15 +17,19 @@
 
 namespace quire {
 
+// Where the first `separator` stands that is in no brackets, or the end.
+size_t FindOutsideBrackets(std::string_view text, char separator);
+
 // Values are looked up by name and stay as they are where none was given. What
 // cannot be read, and what nobody looked up, is told by Finish.
 class PolicySettings {
  public:
-  // "key=value:key=value", or empty.
+  // "key=value:key=value", or empty. Colons in brackets are of the value.
   static absl::StatusOr<PolicySettings> Parse(std::string_view text);
 
   void Read(const std::string& key, bool* value);
   void Read(const std::string& key, uint64_t* value);
+  void Read(const std::string& key, std::string* value);
   // A fraction: 0 to 1.
   void ReadFraction(const std::string& key, double* value);
   // "512MiB".

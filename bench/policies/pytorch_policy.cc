@@ -32,7 +32,8 @@ uint64_t RoundUpPowerOfTwoDivision(uint64_t size, uint64_t divisions) {
 }  // namespace
 
 uint64_t PyTorchPolicy::RoundSize(uint64_t size) const {
-  const uint64_t divisions = options_.roundup_power2_divisions;
+  const uint64_t divisions = DivisionsOf(options_.roundup_power2_divisions,
+                                         std::max<uint64_t>(size, 1));
   if (divisions > 1 && size > kMinBlockSize * divisions) {
     return RoundUpPowerOfTwoDivision(size, divisions);
   }

@@ -28,6 +28,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "bench/policies/block_store.h"
 #include "bench/policies/policy.h"
+#include "bench/policies/pytorch_divisions.h"
 #include "bench/policies/pytorch_segment.h"
 #include "bench/policies/simulated_device.h"
 
@@ -38,8 +39,7 @@ struct PyTorchOptions {
   bool expandable_segments = false;
   // Blocks of so much or more are not split.
   Bytes max_split_size = Bytes(UINT64_MAX);
-  // 0 and 1: round to 512 bytes.
-  uint64_t roundup_power2_divisions = 0;
+  PyTorchDivisions roundup_power2_divisions{};
   // Of the device; 0: no garbage is collected.
   double garbage_collection_threshold = 0;
 };

@@ -32,7 +32,7 @@ TEST_F(PyTorchPolicyTest, RoundsToMultiplesOf512) {
 // the steps between 1024 and 2048 are 256.
 TEST_F(PyTorchPolicyTest, RoundsToDivisionsOfPowersOfTwo) {
   PyTorchOptions options;
-  options.roundup_power2_divisions = 4;
+  options.roundup_power2_divisions.fill(4);
   const PyTorchPolicy policy(device_.get(), options);
   constexpr uint64_t kKiB = 1024;
   EXPECT_EQ(policy.RoundSize(1200 * kKiB), 1280 * kKiB);
