@@ -176,6 +176,15 @@ uint64_t KvCache::AdmissibleTokens() const {
 bool KvCache::HasRoomFor(std::span<const SequenceGrowth> growths) const {
   return !memory_->in_forked_child() && impl_->HasRoomFor(growths);
 }
+bool KvCache::PrepareRoom(std::span<const int32_t> prompt,
+                          const SequenceGrowth& growth) {
+  // The admission says what is wrong.
+  if (memory_->in_forked_child()) return true;
+  const HookDeferral deferral(memory_);
+  const bool prepared = impl_->PrepareRoom(prompt, growth);
+  impl_->CheckAfterMutation();
+  return prepared;
+}
 CacheUse KvCache::Use() const {
   return memory_->in_forked_child() ? CacheUse() : impl_->Use();
 }

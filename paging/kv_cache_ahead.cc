@@ -6,11 +6,14 @@
 // admissions leave for the growth of those that run, is theirs.
 //
 // One run of pages at a time, or one prefix where prompts part, between which
-// Admit and Step get their turn: they wait for the calls of one at most.
+// Admit and Step get their turn: they wait for the calls of one at most. What
+// the next step will need comes first of all; the rest as far as the time goes
+// in which the device computes.
 
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "paging/kv_cache_impl.h"
 #include "quire/alloc/status_macros.h"
@@ -31,11 +34,11 @@ absl::Status KvCache::Impl::StartAhead() {
         if (waiting_.load(std::memory_order_relaxed) > 0)
           return PrepareThread::Progress::kMade;  // after a yield
         const HookDeferral deferral(memory_);
-        const absl::StatusOr<PageCount> pages = MapOneAhead(std::nullopt);
+        const absl::StatusOr<AheadPiece> piece = PrepareOne(std::nullopt);
         CheckAfterMutation();
-        if (!pages.ok()) return PrepareThread::Progress::kRefused;
-        return pages->zero() ? PrepareThread::Progress::kEnough
-                             : PrepareThread::Progress::kMade;
+        if (!piece.ok()) return PrepareThread::Progress::kRefused;
+        return piece->more ? PrepareThread::Progress::kMade
+                           : PrepareThread::Progress::kEnough;
       }));
   return absl::OkStatus();
 }
@@ -44,16 +47,18 @@ absl::StatusOr<PageCount> KvCache::Impl::PrepareAhead(
     std::optional<uint32_t> steps) {
   PageCount mapped;
   for (;;) {
-    QUIRE_ASSIGN_OR_RETURN(const PageCount pages, MapOneAhead(steps));
-    if (pages.zero()) return mapped;
-    mapped = Plus(mapped, pages);
+    QUIRE_ASSIGN_OR_RETURN(const AheadPiece piece, PrepareOne(steps));
+    if (!piece.more) return mapped;
+    mapped = Plus(mapped, piece.mapped);
   }
 }
 
 void KvCache::Impl::PlanAhead(uint64_t now, PageCount pages) {
-  horizon_.OnStep(now, pages);
+  // A scheduler may step one sequence alone within a batch.
+  if (batch_ != std::exchange(timed_batch_, batch_) || batch_ == 1)
+    horizon_.OnStep(now, pages);
   if (ahead_thread_ != nullptr &&
-      (dropped_ || branches_ > 0 ||
+      (dropped_ || trim_ || branches_ > 0 ||
        MostUrgent(horizon_.steps()).region != nullptr))
     ahead_thread_->Wake();
 }
@@ -83,19 +88,35 @@ PageDemand KvCache::Impl::MostUrgent(uint32_t steps) const {
 }
 
 // The time includes what it takes to get the locks, under which no clock of a
-// caller is read: it is time that a mapping needs as well.
-absl::StatusOr<PageCount> KvCache::Impl::MapOneAhead(
+// caller is read: it is time that a mapping needs as well. A caller who says
+// how far ahead knows what time there is.
+absl::StatusOr<KvCache::Impl::AheadPiece> KvCache::Impl::PrepareOne(
     std::optional<uint32_t> steps) {
-  ReturnDropped();
-  while (waiting_.load(std::memory_order_relaxed) == 0 && KeepBranchAhead())
-    continue;
+  bool in_time = true;
+  if (!steps) {
+    MutexLock lock(&state_mutex_);
+    in_time = horizon_.InTime();
+  }
+  AheadPiece piece;
+  if (in_time) {
+    piece.more = ReturnDropped();
+    while (waiting_.load(std::memory_order_relaxed) == 0 && KeepBranchAhead())
+      continue;
+  }
   const uint64_t start = Now();
-  QUIRE_ASSIGN_OR_RETURN(const PageCount pages, MapMostUrgent(steps));
-  if (pages.zero()) return pages;
-  const uint64_t nanoseconds = SaturatingSubtract(Now(), start);
-  MutexLock lock(&state_mutex_);
-  horizon_.OnMapped(nanoseconds, pages);
-  return pages;
+  QUIRE_ASSIGN_OR_RETURN(
+      piece.mapped,
+      MapMostUrgent(in_time ? steps : std::optional<uint32_t>(1)));
+  if (!piece.mapped.zero()) {
+    piece.more = true;
+    const uint64_t nanoseconds = SaturatingSubtract(Now(), start);
+    MutexLock lock(&state_mutex_);
+    horizon_.OnMapped(nanoseconds, piece.mapped);
+    horizon_.OnCalls(nanoseconds);
+  } else if (in_time) {
+    piece.more |= TrimAhead();
+  }
+  return piece;
 }
 
 // The tokens in use are raised while the pages are mapped, so that nobody takes

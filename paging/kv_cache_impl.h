@@ -3,7 +3,8 @@
 // the sequences, kv_cache_backing.cc the pages under them, kv_cache_report.cc
 // tells of both, kv_cache_ahead.cc maps pages that will be needed,
 // kv_cache_window.cc drops tokens that no kernel sees, kv_cache_branches.cc
-// leaves prefixes where prompts part, kv_cache_prefix.cc is what is kept of
+// leaves prefixes where prompts part, kv_cache_room.cc gives pages back while
+// the device computes, kv_cache_prefix.cc is what is kept of
 // sequences that are gone, kv_cache_tails.cc packs the ends of that,
 // kv_cache_share.cc is how sequences share, kv_cache_swap.cc moves them to host
 // memory and back, and kv_cache_sleep.cc finds their pages again after a sleep.
@@ -33,6 +34,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -115,6 +117,10 @@ class KvCache::Impl {
   // Starts the thread that maps ahead. Once.
   absl::Status StartAhead();
   absl::StatusOr<PageCount> PrepareAhead(std::optional<uint32_t> steps)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+
+  bool PrepareRoom(std::span<const int32_t> prompt,
+                   const SequenceGrowth& growth)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
 
   bool KeepsAllTokens() const { return bare_.KeepsAllTokens(); }
@@ -238,8 +244,11 @@ class KvCache::Impl {
   // makes nothing spare.
   bool DropAtOnce(std::span<const SequenceStep> steps)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_);
-  // Gives back what no kernel sees or uses any more, while the device computes.
-  void ReturnDropped() ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  // Gives back what no kernel sees or uses any more, a piece of it, while the
+  // device computes. False where there is nothing to give.
+  bool ReturnDropped() ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  PageCount ReturnBehindWindows()
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   absl::Status CheckGoingBack(const KvSequence& sequence, uint64_t length) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   // Of a sequence that ends, and has dropped tokens of what it published: what
@@ -296,11 +305,43 @@ class KvCache::Impl {
   // tokens `steps` steps need them; no region where none lacks any.
   PageDemand MostUrgent(uint32_t steps) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
-  // Maps one run of pages; 0 where there is none to map, or no pages at once.
-  absl::StatusOr<PageCount> MapOneAhead(std::optional<uint32_t> steps)
+  // A piece of what is done while the device computes: pages that were mapped,
+  // and whether there may be more to do.
+  struct AheadPiece {
+    PageCount mapped;
+    bool more = false;
+  };
+  absl::StatusOr<AheadPiece> PrepareOne(std::optional<uint32_t> steps)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  // Maps one run of pages; 0 where there is none to map, or no pages at once.
   absl::StatusOr<PageCount> MapMostUrgent(std::optional<uint32_t> steps)
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+
+  // ---- Time and room (kv_cache_room.cc) ----
+  // Calls that began at `start`, and gave `returned` pages back, are over.
+  void CountCalls(uint64_t start, PageCount returned)
+      ABSL_LOCKS_EXCLUDED(state_mutex_);
+  // Pages to be given back at a time.
+  PageCount PieceInTime() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // What may stay mapped behind sequences that ended, prefixes aside.
+  PageCount ParkedLimit() const {
+    return options_.eager_reclaim ? PageCount(0) : options_.max_parked;
+  }
+  bool LimitsParked() const { return ParkedLimit() != kAllParked; }
+  // A piece of Trim. False where there is nothing to give back.
+  bool TrimAhead() ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
+  // Gives back up to `most` pages beyond the limit.
+  PageCount Trim(PageCount most, bool complete_only)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // Of regions that were adopted with more pages than their sequences need.
+  void TrimAdopted(PageCount most, PageCount* given)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
+  // By group, what the sequence needs now and as far as page-ahead may look.
+  std::vector<PageCount> PagesSoon(const KvSequence& sequence) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // That an admission has to map of which the first `cached` tokens are there.
+  PageCount PagesToAdmit(uint64_t cached, const SequenceGrowth& growth) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
 
   // Backs every demand, and leaves `headroom` pages obtainable: all or nothing.
   // True where pages had to be mapped.
@@ -582,10 +623,18 @@ class KvCache::Impl {
   // is to see.
   bool dropped_ ABSL_GUARDED_BY(state_mutex_) = false;
   uint64_t attempted_steps_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  // There may be pages beyond ParkedLimit, under parked regions or under those
+  // that these sequences have adopted.
+  bool trim_ ABSL_GUARDED_BY(state_mutex_) = false;
+  std::vector<SequenceId> adopted_ ABSL_GUARDED_BY(state_mutex_);
+  // The batch of the last step that the horizon was told of, and the step after
+  // which PrepareRoom was called last.
+  uint64_t timed_batch_ ABSL_GUARDED_BY(state_mutex_) = 0;
+  uint64_t room_step_ ABSL_GUARDED_BY(state_mutex_) = UINT64_MAX;
   AheadHorizon horizon_ ABSL_GUARDED_BY(state_mutex_);
   // Admit and Step that wait for operation_mutex_: the thread lets them pass.
   std::atomic<uint32_t> waiting_{0};
-  // Whether MapOneAhead is in a driver call.
+  // Whether MapMostUrgent is in a driver call.
   std::atomic<bool> mapping_ahead_{false};
   // CountPages().spare, to be read from under the locks of others.
   std::atomic<uint64_t> reclaimable_{0};

@@ -152,18 +152,30 @@ TakenRegion KvCache::Impl::OpenSlot(ParkedRegions::Entry entry) {
   KvRegion* const region = entry.region.get();
   sequences_[slot].region = std::move(entry.region);
   Modify(region, [](KvRegion* r) { r->set_parked(false); });
+  if (LimitsParked() && !region->committed().zero()) {
+    adopted_.push_back(IdOf(slot));
+    trim_ = true;
+  }
   return {slot, entry.stamp, region};
 }
 
 void KvCache::Impl::EndSequence(size_t slot) {
   KvRegion* const region = sequences_[slot].region.get();
   KeepLastWindows(region);
-  if (options_.eager_reclaim) {
+  // The pages of a whole sequence are given back by Trim, with page-ahead while
+  // the device computes; behind a prefix there are but a few.
+  if (LimitsParked() && region->prefix() != PrefixEntryId()) {
     Forget(region);
     // A refusal is the region's damage: it is not parked.
     GiveBack(region, region->spare(), PagesOfPrefix(*region)).IgnoreError();
   }
   CloseSlot(slot, std::nullopt);
+  if (!LimitsParked()) return;
+  trim_ = true;
+  // Where no sequence is left, there is no step that could wait.
+  if (options_.page_ahead.max_steps == 0 ||
+      free_slots_.size() == sequences_.size())
+    Trim(PageCount(UINT64_MAX), /*complete_only=*/false);
 }
 
 // A stamp says that the sequence never was: the region goes back to where it

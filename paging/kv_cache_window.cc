@@ -63,7 +63,7 @@ absl::Status KvCache::Impl::DropBehindWindows(KvSequence* sequence,
   Modify(region, [&](KvRegion* r) { r->DropBehind(next); });
   if (region->prefix() != PrefixEntryId())
     index_.Limit(region->prefix(), region->WholeTokens());
-  if (!options_.eager_reclaim) return absl::OkStatus();
+  if (!LimitsParked()) return absl::OkStatus();
   if (ahead) {
     dropped_ = true;
   } else {
@@ -73,22 +73,38 @@ absl::Status KvCache::Impl::DropBehindWindows(KvSequence* sequence,
   return absl::OkStatus();
 }
 
-void KvCache::Impl::ReturnDropped() {
+bool KvCache::Impl::ReturnDropped() {
+  {
+    MutexLock lock(&state_mutex_);
+    if (!dropped_) return false;
+  }
+  const uint64_t start = Now();
+  const PageCount given = ReturnBehindWindows();
+  CountCalls(start, given);
+  return !given.zero();
+}
+
+PageCount KvCache::Impl::ReturnBehindWindows() {
   MutexLock operation(&operation_mutex_);
   MutexLock lock(&state_mutex_);
-  if (!dropped_) return;
   dropped_ = false;
+  const PageCount most = PieceInTime();
+  PageCount given;
   for (const KvSequence& sequence : sequences_) {
     if (!sequence.region) continue;
     KvRegion* const region = sequence.region.get();
     if (!region->SettleReaders()) dropped_ = true;
-    if (!options_.eager_reclaim || region->behind().zero()) continue;
-    if (region->FenceIsComplete()) {
-      GiveBack(region, region->behind()).IgnoreError();
-    } else {
-      dropped_ = true;
+    if (!LimitsParked() || region->behind().zero()) continue;
+    if (given < most && region->FenceIsComplete()) {
+      const auto pages = GiveBack(
+          region,
+          std::min(region->behind(), PageCount(most.value() - given.value())));
+      if (pages.ok()) given = Plus(given, *pages);
     }
+    // A region that the driver refuses is damaged, and of no use here.
+    if (!region->behind().zero() && !region->damaged()) dropped_ = true;
   }
+  return given;
 }
 
 // The pages of the window lie in the store, too, before the region gives them

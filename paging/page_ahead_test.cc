@@ -63,5 +63,49 @@ TEST(AheadHorizonTest, RemembersABurstForAWhile) {
   EXPECT_LE(horizon.steps(), 2u);
 }
 
+TEST(AheadHorizonTest, CallsMayTakeHalfOfTheShortestStep) {
+  AheadHorizon horizon(8);
+  EXPECT_TRUE(horizon.InTime());
+  horizon.OnCalls(100 * kMillisecond);
+  EXPECT_TRUE(horizon.InTime()) << "no step was measured";
+  uint64_t now = 0;
+  for (const uint64_t interval : {1, 40, 20, 30})
+    horizon.OnStep(now += interval * kMillisecond, PageCount(0));
+  horizon.OnCalls(9 * kMillisecond);
+  EXPECT_TRUE(horizon.InTime());
+  horizon.OnCalls(2 * kMillisecond);
+  EXPECT_FALSE(horizon.InTime());
+  EXPECT_EQ(horizon.ReturnsInTime(), PageCount(0));
+  horizon.OnStep(now += 30 * kMillisecond, PageCount(0));
+  EXPECT_TRUE(horizon.InTime());
+}
+
+// A step as short does not come any more: within a hundred and ten steps the
+// shortest one is taken to be three times as long.
+TEST(AheadHorizonTest, ForgetsTheShortestStep) {
+  AheadHorizon horizon(8);
+  uint64_t now = 0;
+  for (const uint64_t interval : {1, 10})
+    horizon.OnStep(now += interval * kMillisecond, PageCount(0));
+  for (int i = 0; i < 110; ++i)
+    horizon.OnStep(now += 30 * kMillisecond, PageCount(0));
+  horizon.OnCalls(14 * kMillisecond);
+  EXPECT_TRUE(horizon.InTime());
+  horizon.OnCalls(2 * kMillisecond);
+  EXPECT_FALSE(horizon.InTime());
+}
+
+TEST(AheadHorizonTest, AsManyPagesAsTheTimeThatIsLeftTakes) {
+  AheadHorizon horizon(8);
+  uint64_t now = 0;
+  EXPECT_EQ(horizon.ReturnsInTime(), PageCount(UINT64_MAX));
+  for (int i = 0; i < 3; ++i)
+    horizon.OnStep(now += 20 * kMillisecond, PageCount(0));
+  horizon.OnReturned(1 * kMillisecond, PageCount(40));
+  EXPECT_EQ(horizon.ReturnsInTime(), PageCount(400));
+  horizon.OnCalls(5 * kMillisecond);
+  EXPECT_EQ(horizon.ReturnsInTime(), PageCount(200));
+}
+
 }  // namespace
 }  // namespace quire

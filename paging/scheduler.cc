@@ -267,6 +267,7 @@ absl::Status Scheduler::AdmitWaiting(Room room, For step) {
       tokens = cache_->HasRoomFor(growths_) ? next.tokens : FirstTokens(next);
       growths_.pop_back();
     }
+    if (step == For::kNextStep && !PrepareRoom(id, next, tokens)) break;
     absl::Status status = Seat(tokens);
     if (status.ok() && step == For::kThisStep &&
         (was_swapped || token_source_)) {
@@ -314,6 +315,20 @@ bool Scheduler::MayAdmit(const Request& request) {
   const bool has_room = cache_->HasRoomFor(growths_);
   growths_.pop_back();
   return has_room;
+}
+
+bool Scheduler::PrepareRoom(RequestId id, const Request& request,
+                            uint64_t tokens) {
+  SequenceGrowth growth = {.tokens = tokens,
+                           .step_tokens = options_.max_num_batched_tokens};
+  std::span<const int32_t> prompt;
+  if (request.swapped) {
+    growth.tokens = request.computed;
+  } else if (token_source_) {
+    growth.tokens = request.tokens;
+    prompt = token_source_(id).first(request.tokens);
+  }
+  return cache_->PrepareRoom(prompt, growth);
 }
 
 uint64_t Scheduler::FirstTokens(const Request& request) const {

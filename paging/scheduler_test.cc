@@ -359,6 +359,31 @@ TEST_F(SchedulerTest, PrepareNextTakesTheCallsOfTheCacheOutOfTheStep) {
   EXPECT_TRUE(cache_->empty());
 }
 
+TEST_F(SchedulerTest, RoomThatIsNotMadeInTimeIsLeftToTheNextStep) {
+  SchedulerOptions options = Options();
+  options.prepare_next = true;
+  Make(8, options);
+  cache_->has_time = false;
+  Add(20, 3);
+  Add(30, 1);
+  EXPECT_THAT(Text(*scheduler_->Schedule()), ElementsAre("1:0+20!"));
+  ASSERT_TRUE(scheduler_->PrepareNext().ok());
+  EXPECT_EQ(scheduler_->GetStatistics().running, 1u);
+  EXPECT_THAT(cache_->rooms, ElementsAre(std::pair(0u, 30u)));
+  ASSERT_TRUE(scheduler_->Complete({}, Fence()).ok());
+  EXPECT_THAT(Text(*scheduler_->Schedule()), ElementsAre("1:20+1!"));
+  cache_->has_time = true;
+  ASSERT_TRUE(scheduler_->PrepareNext().ok());
+  EXPECT_EQ(scheduler_->GetStatistics().running, 2u);
+  ASSERT_TRUE(scheduler_->Complete({}, Fence()).ok());
+  EXPECT_THAT(Step(), ElementsAre("1:21+1!", "2:0+30!"));
+  // With nobody to wait, the oldest waits for nothing.
+  cache_->has_time = false;
+  Add(40, 1);
+  EXPECT_THAT(Step(), ElementsAre("3:0+40!"));
+  EXPECT_TRUE(cache_->empty());
+}
+
 TEST_F(SchedulerTest, AShortageThatNoRequestCausesIsAnErrorUntilItEnds) {
   Make(10, Options());
   Add(20, 30);

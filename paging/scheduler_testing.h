@@ -82,6 +82,12 @@ class CountingCache : public SequenceCache, public SequenceSwap {
     return pages <= free();
   }
 
+  bool PrepareRoom(std::span<const int32_t> prompt,
+                   const SequenceGrowth& growth) override {
+    rooms.emplace_back(prompt.size(), growth.tokens);
+    return has_time;
+  }
+
   void EndBatch(const Fence&) override { ++batch_; }
 
   absl::Status Publish(SequenceId id,
@@ -187,6 +193,8 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   bool empty() const { return sequences_.empty(); }
 
   bool refuse_swaps = false;
+  bool has_time = true;  // to make room for admissions
+  std::vector<std::pair<uint64_t, uint64_t>> rooms;  // known tokens, and all
   uint64_t prefix = 0;
   std::vector<uint64_t> published;                      // tokens of each call
   std::vector<std::pair<uint64_t, uint64_t>> expected;  // tokens and turn

@@ -115,6 +115,7 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> MakeStressCache(
     options.page_ahead = {.max_steps = settings.page_ahead,
                           .clock = settings.clock};
     options.eager_reclaim = settings.eager_reclaim;
+    options.max_parked = settings.max_parked;
     options.stream = settings.stream;
     QUIRE_ASSIGN_OR_RETURN(cache, KvCache::Create(memory, layout, options));
   }

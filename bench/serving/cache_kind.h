@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "quire/alloc/device_memory.h"
+#include "quire/paging/kv_cache.h"
 #include "quire/paging/kv_layout.h"
 #include "quire/paging/kv_layout_choice.h"
 #include "quire/paging/sequence_cache.h"
@@ -41,10 +42,11 @@ struct CacheSettings {
   Bytes headroom;
   PageCount map_ahead;
   // Of contiguous caches: steps that pages are mapped ahead, told the time by
-  // `clock`, and whether what ends is unmapped at once.
+  // `clock`, and whether what ends is unmapped at once, or which of it is not.
   uint32_t page_ahead = 0;
   std::function<uint64_t()> clock;
   bool eager_reclaim = false;
+  PageCount max_parked = kAllParked;
   OwnerId owner;
   StreamId stream;
 };

@@ -105,6 +105,9 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
       ->check(CLI::Range(0u, 1024u));
   app->add_flag("--park", arguments->park,
                 "With page-ahead too, what ends stays mapped for whom it fits");
+  app->add_option("--max-parked", arguments->max_parked,
+                  "With --park the part of the cache's memory that may be so")
+      ->check(NumberBetween(0.0, 1.0));
   app->add_option("--requests", arguments->requests,
                   "So many requests; 0: all of a trace (of servegen 10000), "
                   "2000 random ones")
@@ -179,6 +182,8 @@ absl::Status CheckServingArguments(const CLI::App& app,
   QUIRE_RETURN_IF_ERROR(
       CheckIdleOptions(app, {"--park"}, simulation.cache.page_ahead > 0,
                        "without --page-ahead: all that ends is parked"));
+  QUIRE_RETURN_IF_ERROR(CheckIdleOptions(app, {"--max-parked"}, arguments.park,
+                                         "without --park"));
   const bool chooses = std::find(caches.begin(), caches.end(),
                                  "contiguous:auto") != caches.end();
   QUIRE_RETURN_IF_ERROR(CheckIdleOptions(app, {"--waste-limit"}, chooses,
@@ -276,6 +281,10 @@ absl::StatusOr<SimulationOptions> MakeSimulation(
       arguments.page_ahead.value_or(arguments.model.empty() ? 0 : 8);
   simulation.cache.page_ahead = page_ahead;
   simulation.cache.eager_reclaim = page_ahead > 0 && !arguments.park;
+  if (arguments.max_parked)
+    simulation.cache.max_parked = PageCount(static_cast<uint64_t>(
+        static_cast<double>(simulation.kv_memory.value() / page.value()) *
+        *arguments.max_parked));
   simulation.prepare_pages = page_ahead > 0;
   simulation.scheduler.prepare_next = page_ahead > 0;
   simulation.scheduler.max_num_seqs = arguments.max_sequences;

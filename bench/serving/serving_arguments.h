@@ -38,6 +38,7 @@ struct ServingArguments {
   uint64_t map_ahead = 0;
   std::optional<uint32_t> page_ahead;
   bool park = false;
+  std::optional<double> max_parked;  // with park, a part of the memory
   RandomRequestOptions random;
   uint64_t requests = 0;
   double load_factor = 1;

@@ -209,8 +209,11 @@ absl::Status Simulation::Step() {
   const uint64_t meanwhile_ns = CountDriverCalls(
       &result_.driver_calls_meanwhile, &result_.driver_ms_meanwhile);
 
-  const uint64_t busy_ns = std::max(
-      meanwhile_ns, costs_.StepNanoseconds(options_.model, WorkOf(step)));
+  const uint64_t compute_ns =
+      costs_.StepNanoseconds(options_.model, WorkOf(step));
+  const uint64_t busy_ns = std::max(meanwhile_ns, compute_ns);
+  // The device has done, and the next step waits for what is still called.
+  const uint64_t overrun_ns = busy_ns - compute_ns;
   now_ns_ += busy_ns;
   bool decodes = false;
   std::vector<RequestId> last;
@@ -241,11 +244,13 @@ absl::Status Simulation::Step() {
   const uint64_t ended_ns =
       CountDriverCalls(&result_.driver_calls, &result_.driver_ms);
   now_ns_ += ended_ns;
-  result_.longest_driver_ms =
-      std::max(result_.longest_driver_ms,
-               static_cast<double>(waited_ns + ended_ns) / 1e6);
+  const uint64_t waits_ns = waited_ns + overrun_ns + ended_ns;
+  result_.longest_wait_ms =
+      std::max(result_.longest_wait_ms, static_cast<double>(waits_ns) / 1e6);
+  result_.overrun_ms += static_cast<double>(overrun_ns) / 1e6;
   result_.decode_steps += decodes ? 1 : 0;
-  result_.decode_steps_waiting += decodes && waited_ns + ended_ns > 0 ? 1 : 0;
+  result_.decode_steps_waiting += decodes && waits_ns > 0 ? 1 : 0;
+  result_.decode_steps_overrun += decodes && overrun_ns > 0 ? 1 : 0;
   if (waited_ns + ended_ns == 0) host_us_.push_back(host_us);
   for (const RequestId id : last) {
     progress_.erase(id);

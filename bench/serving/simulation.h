@@ -86,15 +86,19 @@ struct SimulationResult {
   Bytes peak_held;
   PageCount peak_pages;
 
-  // Calls that change pages and addresses: those that a step waits for, and
-  // those that are made while the device computes.
+  // Calls that change pages and addresses: those in a step, which waits for
+  // them, and those that are made while the device computes.
   uint64_t driver_calls = 0;
   double driver_ms = 0;
-  double longest_driver_ms = 0;  // in one step
   uint64_t driver_calls_meanwhile = 0;
   double driver_ms_meanwhile = 0;
+  // By which the latter outlast what the device computes: steps wait for that
+  // as well.
+  double overrun_ms = 0;
+  double longest_wait_ms = 0;  // of one step, for calls of either kind
   uint64_t decode_steps = 0;
-  uint64_t decode_steps_waiting = 0;  // for such a call
+  uint64_t decode_steps_waiting = 0;  // for calls of either kind
+  uint64_t decode_steps_overrun = 0;  // of these, for calls made meanwhile
 
   // Of this machine, medians: Schedule and Complete of steps that wait for no
   // driver call, and Step of the cache for 256 sequences with nothing to map.

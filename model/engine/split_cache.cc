@@ -88,6 +88,14 @@ bool SplitCache::HasRoomFor(std::span<const SequenceGrowth> growths) const {
   });
 }
 
+// No part is asked for tokens that it has (AdmitPromptInSteps).
+bool SplitCache::PrepareRoom(std::span<const int32_t> /*prompt*/,
+                             const SequenceGrowth& growth) {
+  bool prepared = true;
+  for (const auto& part : parts_) prepared &= part->PrepareRoom({}, growth);
+  return prepared;
+}
+
 absl::Status SplitCache::Step(std::span<const SequenceStep> steps) {
   std::vector<std::vector<SequenceStep>> after(parts_.size());
   std::vector<std::vector<SequenceStep>> before(parts_.size());

@@ -49,6 +49,8 @@ class SplitCache final : public SequenceCache, public SequenceSwap {
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
   uint64_t AdmissibleTokens() const override;
   bool HasRoomFor(std::span<const SequenceGrowth> growths) const override;
+  bool PrepareRoom(std::span<const int32_t> prompt,
+                   const SequenceGrowth& growth) override;
   CacheUse Use() const override;
   absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
   absl::StatusOr<KvLayerView> View(SequenceId sequence,

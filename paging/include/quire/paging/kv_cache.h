@@ -78,6 +78,9 @@ struct PageAheadOptions {
   std::function<uint64_t()> clock;
 };
 
+// KvCacheOptions::max_parked: there is no limit.
+inline constexpr PageCount kAllParked = PageCount(UINT64_MAX);
+
 struct KvCacheOptions {
   // The most tokens that one sequence may have: its addresses. Those of all
   // sequences together, admitted and parked, must fit in the address space of
@@ -94,11 +97,15 @@ struct KvCacheOptions {
   // Of sequences that are admitted without one of their own: max_cache_len.
   KvTokenLimit limit;
   // Pages of a sequence that ends, and those behind its windows, are given back
-  // at once, under their fence (with page-ahead, those behind windows when it
-  // next maps), and its region is parked as addresses; else the
+  // at once, under their fence, and its region is parked as addresses; else the
   // region is parked still mapped, and pages are given back when somebody needs
-  // them.
+  // them. With page-ahead it gives them back while the device computes, once
+  // their fence is complete, as far as the time of a step goes.
   bool eager_reclaim = false;
+  // Else: the pages that may stay so, but those kept for prompts. What is
+  // beyond is given back in the same way, of what was parked first, and so is
+  // what an adopted region has too many of, and what is behind windows.
+  PageCount max_parked = kAllParked;
   // Tokens of a block: published rows are found block by block. 0: nothing is
   // published.
   uint32_t prefix_block_tokens = 16;
@@ -227,6 +234,9 @@ class KvCache : public SequenceCache,
   // O(log max_sequence_length).
   uint64_t AdmissibleTokens() const override;
   bool HasRoomFor(std::span<const SequenceGrowth> growths) const override;
+  // With page-ahead. O(tokens + regions), and the driver's calls.
+  bool PrepareRoom(std::span<const int32_t> prompt,
+                   const SequenceGrowth& growth) override;
   CacheUse Use() const override;
   absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
 
@@ -244,8 +254,12 @@ class KvCache : public SequenceCache,
   // what calls cost), the most urgent first. Takes pages only where they are to
   // be had at once, the headroom included, and those that are parked or kept
   // for prompts: where there are no more, that is no error. Unmaps what windows
-  // have left, with eager_reclaim, and makes prefixes where prompts part. For
-  // while the device computes; returns the pages mapped. Errors: the driver's.
+  // have left, and what is beyond max_parked, where there is such a limit, and
+  // makes prefixes where prompts part. For while the device computes: without
+  // `steps` all but what the next step needs ends after half of the shortest
+  // step of late, counted from the last Step and with Admit, Release and
+  // PrepareRoom, and is continued behind the next one. Returns the pages
+  // mapped. Errors: the driver's.
   absl::StatusOr<PageCount> PrepareAhead(
       std::optional<uint32_t> steps = std::nullopt);
   // A sequence with the rows of `parent`, which both may continue. `stream` is

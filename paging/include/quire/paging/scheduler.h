@@ -69,7 +69,9 @@ struct SchedulerOptions {
   // PrepareNext releases what ended and admits what is to run, while the device
   // computes, so that no step waits for the driver calls of either. Requests
   // are then admitted one step ahead, with memory for all of their prompts, or,
-  // where the cache drops tokens and lacks it, for the next step.
+  // where the cache drops tokens and lacks it, for the next step; where taking
+  // that memory from what is kept for others would outlast the step, some steps
+  // later (SequenceCache::PrepareRoom).
   // Else Complete releases, Schedule admits, and PrepareNext does nothing.
   bool prepare_next = false;
   // Of the requests that wait, the first so many are told to the cache, where
@@ -199,6 +201,9 @@ class Scheduler {
   void CountGrowths();
   void AddGrowth(const Request& request);
   bool MayAdmit(const Request& request);
+  // What an admission of `tokens` tokens has to take from others; false where
+  // the rest of it has to wait for the next step.
+  bool PrepareRoom(RequestId id, const Request& request, uint64_t tokens);
   // The tokens that an admission for the next step backs, behind what is
   // cached.
   uint64_t FirstTokens(const Request& request) const;

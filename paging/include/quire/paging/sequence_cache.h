@@ -157,6 +157,15 @@ class SequenceCache {
       tokens = SaturatingAdd(tokens, growth.tokens - growth.backed);
     return AdmissibleTokens() >= std::min(tokens, max_sequence_length());
   }
+  // Before an admission of `tokens` tokens while the device computes, of which
+  // `prompt` says the first ones as far as they are known: makes free what it
+  // would have to take from what is kept for others. False where that would
+  // outlast the step that the device computes: the rest is for the next one.
+  // A cache that keeps nothing for others has nothing to do.
+  virtual bool PrepareRoom(std::span<const int32_t> /*prompt*/,
+                           const SequenceGrowth& /*growth*/) {
+    return true;
+  }
   virtual CacheUse Use() const = 0;
   // What Release would make free for others: nothing of what the sequence
   // shares, or does not need.
