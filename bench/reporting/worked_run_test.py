@@ -142,9 +142,15 @@ class ScriptTest(unittest.TestCase):
         self.assertIn("quire fits",
                       told["int8 + offload + batch control"][-1])
         self.assertEqual([r["experiment"] for r in records],
-                         ["fragmentation_stress"] * 8 + ["kv_stress"])
-        for cache in records[-1]["result"]["caches"]:
-            self.assertEqual(cache["requests_served"], 200)
+                         ["fragmentation_stress"] * 8 + ["kv_stress"] * 2)
+        # Both that run: with more room more run at once.
+        with_less, with_more = (r["result"] for r in records[-2:])
+        self.assertLess(with_less["kv_memory_bytes"],
+                        with_more["kv_memory_bytes"])
+        for less, more in zip(with_less["caches"], with_more["caches"]):
+            self.assertEqual((less["requests_served"],
+                              more["requests_served"]), (200, 200))
+            self.assertLess(less["mean_running"], more["mean_running"])
 
     def check_plan_feeds_back(self, path):
         plan = json.loads(path.read_text("utf-8"))
