@@ -1,6 +1,7 @@
 """Small checkpoints, quantised or not, with reference logits."""
 
 import json
+import re
 import zlib
 
 import numpy as np
@@ -20,7 +21,8 @@ BASE = {
     "gguf": False, "lora": None, "lora_dtype": "float32",
 }
 GPTQ = {"bits": 4, "group_size": 32, "sym": True, "act_order": False,
-        "v2": False, "g_idx": True, "planar": False}
+        "v2": False, "g_idx": True, "planar": False, "lm_head": False,
+        "dynamic": {}}
 GREEDY_TOKENS = 12
 # (top 1 - top 2) / (max - min): rounding in float32 moves far less.
 MIN_MARGIN = 0.012
@@ -93,6 +95,17 @@ CASES = {
     "gptq-w3-sym": quantized("3 bits: codes straddle words", {"bits": 3}),
     "gptq-w3-asym-v2": quantized("3 bits, asymmetric, v2 zeros",
                                  {"bits": 3, "sym": False, "v2": True}),
+    "gptq-lm-head": quantized(
+        "a quantised output head, beside an embedding that is not",
+        {"lm_head": True}),
+    "gptq-dynamic": quantized(
+        "dynamic: modules that are plain, that have other bits or groups, and "
+        "a pattern that an earlier one hides",
+        {"sym": False, "dynamic": {
+            "-:.*\\.0\\.self_attn\\.k_proj": {},
+            "+:.*\\.down_proj": {"bits": 8, "group_size": 64},
+            ".*\\.1\\.mlp\\..*": {"bits": 2, "group_size": 16},
+            "+:.*\\.0\\.self_attn\\.[qk]_proj": {"bits": 3}}}),
     "gptq-w8-sym": quantized("8 bits, symmetric, transformers 5 config",
                              {"bits": 8}, config=5, tied=True),
     "gptq-w3-planar": quantized(
@@ -231,6 +244,18 @@ def random_weights(case, rng):
   return weights
 
 
+def module_options(options, module):
+  """What GPTQModel's configuration says of a module; None: it stays plain."""
+  if module == "lm_head":
+    return options if options["lm_head"] else None
+  if not module.endswith("_proj"):
+    return None
+  for pattern, changes in options["dynamic"].items():
+    if re.match(pattern.removeprefix("-:").removeprefix("+:"), module):
+      return None if pattern.startswith("-:") else {**options, **changes}
+  return options
+
+
 def stored_tensors(case, weights, rng):
   """What the files hold, and the float32 weights that these mean. The second
   takes how zeros are read, to tell what a wrong reading gives."""
@@ -239,11 +264,11 @@ def stored_tensors(case, weights, rng):
   stored, modules = {}, {}
   for name, weight in weights.items():
     module = name.removesuffix(".weight")
-    if options and module.endswith("_proj"):
+    own = module_options(options, module) if options else None
+    if own:
       modules[module] = gptq.quantize_module(
-          weight, options["bits"], options["group_size"], options["sym"],
-          options["act_order"], options["g_idx"], not options["v2"], rng,
-          options["planar"])
+          weight, own["bits"], own["group_size"], own["sym"],
+          own["act_order"], own["g_idx"], not own["v2"], rng, own["planar"])
       for part, tensor in modules[module].items():
         if part != "rows":
           stored[f"{module}.{part}"] = torch.from_numpy(tensor)
@@ -256,8 +281,9 @@ def stored_tensors(case, weights, rng):
     result = {name: tensor.float() for name, tensor in stored.items()
               if name in weights}
     for module, tensors in modules.items():
+      own = module_options(options, module)
       result[f"{module}.weight"] = torch.from_numpy(
-          gptq.dequantize(tensors, options["bits"], options["group_size"],
+          gptq.dequantize(tensors, own["bits"], own["group_size"],
                           stored_minus_one, planar))
     return result
 
@@ -293,12 +319,14 @@ def config_json(case):
 
 
 def quantize_config(options):
-  return {"bits": options["bits"], "group_size": options["group_size"],
-          "desc_act": options["act_order"], "sym": options["sym"],
-          "lm_head": False, "quant_method": "gptq",
-          "checkpoint_format": "gptq_p" if options["planar"]
-                               else "gptq_v2" if options["v2"] else "gptq",
-          "true_sequential": True}
+  config = {"bits": options["bits"], "group_size": options["group_size"],
+            "desc_act": options["act_order"], "sym": options["sym"],
+            "lm_head": options["lm_head"], "quant_method": "gptq",
+            "checkpoint_format": "gptq_p" if options["planar"]
+                                 else "gptq_v2" if options["v2"] else "gptq",
+            "true_sequential": True}
+  return {**config, "dynamic": options["dynamic"]} if options["dynamic"] \
+      else config
 
 
 def reference_class(case):
