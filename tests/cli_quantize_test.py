@@ -6,7 +6,10 @@ or not there.
 """
 
 import json
+import math
 import pathlib
+import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -86,6 +89,63 @@ class QuantizeTest(unittest.TestCase):
                 written = (out / "model.safetensors").read_bytes()
                 expected = expected or written
                 self.assertEqual(written == expected, True, name)
+
+    def random_model(self, layers, hidden=256, ffn=512, vocabulary=300):
+        """Returns the folder, and the bytes of one layer."""
+        shapes = {"lm_head": [vocabulary, hidden],
+                  "model.embed_tokens": [vocabulary, hidden],
+                  "model.norm": [hidden]}
+        for i in range(layers):
+            layer = f"model.layers.{i}."
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                shapes[layer + norm] = [hidden]
+            for name in "qkvo":
+                shapes[f"{layer}self_attn.{name}_proj"] = [hidden, hidden]
+            shapes[layer + "mlp.gate_proj"] = [ffn, hidden]
+            shapes[layer + "mlp.up_proj"] = [ffn, hidden]
+            shapes[layer + "mlp.down_proj"] = [hidden, ffn]
+        generator, header, data = random.Random(layers), {}, bytearray()
+        for name, shape in shapes.items():
+            count = math.prod(shape)
+            # float16 of a usual size: any sign and mantissa, one exponent.
+            values = bytearray(generator.randbytes(2 * count))
+            values[1::2] = bytes(byte & 0x83 | 0x24 for byte in values[1::2])
+            header[name + ".weight"] = {
+                "dtype": "F16", "shape": shape,
+                "data_offsets": [len(data), len(data) + len(values)]}
+            data += values
+        model = self.folder / f"{layers}-layers"
+        shutil.copytree(self.model, model)
+        text = json.dumps(header).encode()
+        (model / "model.safetensors").write_bytes(
+            struct.pack("<Q", len(text)) + text + data)
+        (model / "config.json").write_text(json.dumps(
+            {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+             "hidden_act": "silu", "hidden_size": hidden,
+             "intermediate_size": ffn, "num_attention_heads": 4,
+             "num_key_value_heads": 4, "num_hidden_layers": layers,
+             "vocab_size": vocabulary, "max_position_embeddings": 128,
+             "rms_norm_eps": 1e-5, "tie_word_embeddings": False}))
+        return model, 2 * (4 * hidden * hidden + 3 * hidden * ffn)
+
+    def test_memory_is_two_caches_and_one_layer(self):
+        fixed = 8 << 20  # program, tokenizer and index
+        weight_cache, activation_cache = 24 << 20, 2 << 20
+        peaks = []
+        for layers in (2, 12):
+            model, layer_bytes = self.random_model(layers)
+            report = self.quantize(
+                self.folder / f"{layers}-out", "--weight-cache",
+                f"{weight_cache}", "--activation-cache",
+                f"{activation_cache}", model=model)
+            self.assertLessEqual(report["activation_cache"], activation_cache)
+            self.assertLessEqual(
+                report["anonymous_peak"],
+                weight_cache + activation_cache + report["layer"] + fixed)
+            peaks.append(report["anonymous_peak"])
+        # However many layers there are. Ten more would cost what they hold;
+        # what threads leave in their heaps is at most a few of them.
+        self.assertLess(peaks[1] - peaks[0], 4 * layer_bytes, peaks)
 
     def test_memory_is_what_the_command_line_says(self):
         needed = 4 * (4 + 2) * 48 * json.loads(
