@@ -165,6 +165,63 @@ class LoadingTest(unittest.TestCase):
                     "--json").stdout))
 
 
+def memory_group(limit):
+    """A control group of this many bytes, page cache included; None where the
+    system lets nobody make one.
+    """
+    root = pathlib.Path("/sys/fs/cgroup")
+    name = f"quire-loading-test-{os.getpid()}"
+    for parent, file in ((root / "memory", "memory.limit_in_bytes"),
+                         (root, "memory.max")):
+        group = parent / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / file).write_text(str(limit))
+            return group
+        except OSError:
+            group.rmdir()
+    return None
+
+
+class LimitTest(unittest.TestCase):
+    """A load in a control group that is a small part of what it reads."""
+
+    LIMIT = 64 << 20
+
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.group = memory_group(self.LIMIT)
+        if self.group is None:
+            self.skipTest("no control group for memory can be made here")
+        self.addCleanup(self.group.rmdir)
+
+    def run_in_group(self, *command):
+        # Joined by the shell, which then becomes the program.
+        return subprocess.run(
+            ["sh", "-c", 'echo 0 > "$0" && exec "$@"',
+             str(self.group / "cgroup.procs"), *map(str, command)],
+            capture_output=True, text=True, timeout=240)
+
+    def test_a_load_of_eight_times_the_limit(self):
+        # What takes more is killed, unless it may swap.
+        greedy = self.run_in_group(
+            sys.executable, "-c", f"len(b'x' * {2 * self.LIMIT})")
+        if greedy.returncode != -signal.SIGKILL:
+            self.skipTest("a control group of this system is no hard limit")
+        model = pathlib.Path(self.temporary.name) / "model.safetensors"
+        write_zeros(model, {f"t{i}": [1 << 22] for i in range(32)})
+        result = self.run_in_group(QUIRE, "load", model, "--backing", "none",
+                                   "--device-memory", "1GiB", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["bytes"], 8 * self.LIMIT)
+        self.assertLess(report["anonymous_peak"], self.LIMIT)
+
+
 class KillTest(unittest.TestCase):
     """A process that is killed in mid-load leaves nothing behind."""
 
