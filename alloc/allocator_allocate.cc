@@ -450,12 +450,4 @@ ThreadCache* DeviceAllocator::Impl::CacheOf(OwnerHeap* heap, StreamId stream) {
   return cache;
 }
 
-uint32_t DeviceAllocator::Impl::IndexOfStream(StreamId stream) {
-  const auto [known, is_new] =
-      index_of_stream_.try_emplace(stream, streams_.size());
-  if (is_new) streams_.push_back(stream);
-  return static_cast<uint32_t>(
-      std::min<size_t>(known->second, SlotRecord::kOtherStream));
-}
-
 }  // namespace quire

@@ -3,7 +3,8 @@
 //   allocator.cc          the fast paths, and the public face
 //   allocator_allocate.cc allocations that miss
 //   allocator_large.cc    those larger than any size class
-//   allocator_free.cc     frees that miss; streams
+//   allocator_free.cc     frees that miss
+//   allocator_streams.cc  streams, by the index that records have
 //   allocator_reclaim.cc  giving memory back: polling, Reclaim, Trim, the end
 //   allocator_compact.cc  mesh, and what a policy decides
 //   allocator_relocate.cc relocation passes, pins
@@ -268,7 +269,12 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // none, or the stream does not exist or is captured.
   ThreadCache* CacheOf(OwnerHeap* heap, StreamId stream)
       ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // ---- allocator_streams.cc ----
   uint32_t IndexOfStream(StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A new one: its place in streams_.
+  size_t AddStream(StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropStreamsThatAreGone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- allocator_large.cc ----
   absl::StatusOr<DeviceAddress> AllocateLarge(const Request& request)
@@ -382,7 +388,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   // time: threads that grow must not empty each other's caches for every page.
   bool FlushCachesNowAndThen(Bytes about_to_make) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The same for the slots of one class, where there are enough of them.
+  // The same for the slots of one class, of caches that have many.
   bool FlushClass(const OwnerHeap& heap, int size_class) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives free pages to the pool until at most `keep` bytes are cached. Returns
@@ -542,8 +548,12 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   std::vector<std::unique_ptr<OwnerHeap>> heaps_ ABSL_GUARDED_BY(mutex_);
   std::vector<OwnerHeap*> heap_of_owner_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<ThreadCache>> caches_ ABSL_GUARDED_BY(mutex_);
-  // Streams by the index that records of slots have.
+  // Streams by the index that records of slots have; none where it is unused.
   std::vector<StreamId> streams_ ABSL_GUARDED_BY(mutex_);
+  std::vector<size_t> unused_stream_indices_ ABSL_GUARDED_BY(mutex_);
+  // How many there are when those that are gone are looked for next.
+  size_t streams_at_look_ ABSL_GUARDED_BY(mutex_) =
+      SlotRecord::kOtherShortStream;
   absl::flat_hash_map<StreamId, size_t> index_of_stream_
       ABSL_GUARDED_BY(mutex_);
   std::vector<SharedCooling> shared_cooling_ ABSL_GUARDED_BY(mutex_);

@@ -10,20 +10,24 @@ namespace {
 // Before a page is made, caches are emptied: but only where so many allocations
 // went by for each slot that was in them the last time, so that those bear the
 // cost; or where what was made since, and is about to be, comes to this part of
-// what they hold, which bounds what it costs to leave them as they are; or
-// where they hold more than so much and half of all slots. Else memory that
-// goes from one class, thread or stream to another in each round would come to
-// lie in the caches of whoever freed it last, and a part of it be made anew
-// each time.
+// what they hold, which bounds what it costs to leave them as they are, unless
+// caches are many and a few allocations have led here again: they would take
+// the last slots from one another all the time; or where they hold more than so
+// much and half of all slots. Else memory that goes from one class, thread or
+// stream to another in each round would come to lie in the caches of whoever
+// freed it last, and a part of it be made anew each time.
 constexpr uint64_t kAllocationsPerFlushedSlot = 8;
 constexpr uint64_t kCachedPerByteMade = 16;
+constexpr uint64_t kFlushedSlotsPerAllocation = 4;
+constexpr size_t kFewCaches = 8;
 constexpr uint64_t kCachedAlways = 16 << 20;
 
-// A class without a free slot takes those that others have cached where these
-// come to so many, and so many bytes: what it costs to stop a thread is little
-// beside what they save.
-constexpr uint64_t kSlotsWorthAStop = 8;
-constexpr uint64_t kBytesWorthAStop = 1 << 20;
+// A class without a free slot takes what others have cached beyond what misses
+// bring: more than so many slots, or so many bytes. To stop a thread costs
+// little beside what these save; but caches that have just what their threads
+// need must not take it from one another all the time.
+constexpr uint64_t kSlotsOfACache = 64;
+constexpr uint64_t kBytesOfACache = 4 << 20;
 
 }  // namespace
 
@@ -49,7 +53,9 @@ bool DeviceAllocator::Impl::FlushCachesNowAndThen(Bytes about_to_make) const {
   uint64_t slots = 0;
   for (const auto& heap : heaps_) slots += heap->slot_bytes();
   if (allocations < last_flush_.slots * kAllocationsPerFlushedSlot &&
-      made < cached / kCachedPerByteMade &&
+      (made < cached / kCachedPerByteMade ||
+       (caches_.size() > kFewCaches &&
+        allocations < last_flush_.slots / kFlushedSlotsPerAllocation)) &&
       cached <= kCachedAlways + slots / 2) {
     return false;
   }
@@ -59,16 +65,14 @@ bool DeviceAllocator::Impl::FlushCachesNowAndThen(Bytes about_to_make) const {
 bool DeviceAllocator::Impl::FlushClass(const OwnerHeap& heap,
                                        int size_class) const {
   const uint64_t slot_size = slot_sizes_[size_class];
+  const uint64_t most = std::min(kSlotsOfACache, kBytesOfACache / slot_size);
   std::vector<ThreadCache*> holders;
-  uint64_t slots = 0;
   for (const auto& cache : caches_) {
-    if (cache->heap() != &heap || cache->CountOf(size_class) == 0) continue;
-    slots += cache->CountOf(size_class);
-    holders.push_back(cache.get());
+    if (cache->heap() == &heap && cache->CountOf(size_class) > most) {
+      holders.push_back(cache.get());
+    }
   }
-  if (slots < kSlotsWorthAStop || slots * slot_size < kBytesWorthAStop) {
-    return false;
-  }
+  if (holders.empty()) return false;
   StopCaches(holders);
   for (ThreadCache* const cache : holders) {
     std::vector<CachedSlot> drained;

@@ -168,6 +168,8 @@ class alignas(kSharingBytes) ThreadCache {
   void Resume() {
     if (!kept_stopped_) stopped_.store(false, std::memory_order_release);
   }
+  // REQUIRES: the cache is stopped.
+  void set_stream_index(uint32_t index) { stream_index_ = index; }
   // It stays stopped, whoever resumes it, until that is taken back.
   void set_kept_stopped(bool kept_stopped) {
     kept_stopped_ = kept_stopped;
@@ -206,7 +208,7 @@ class alignas(kSharingBytes) ThreadCache {
   std::atomic<bool> inside_{false};
   std::atomic<bool> stopped_{false};
   bool kept_stopped_ = false;
-  const uint32_t stream_index_;
+  uint32_t stream_index_;
   const uint64_t byte_limit_;
   std::atomic<uint64_t> cached_bytes_{0};
   std::vector<Bin> bins_;

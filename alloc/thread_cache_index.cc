@@ -16,7 +16,7 @@ namespace {
 
 // Caches of one allocator in one thread. Programs that make a stream for each
 // request must not gather caches for streams that are gone.
-constexpr std::ptrdiff_t kCachesPerAllocator = 16;
+constexpr std::ptrdiff_t kCachesPerAllocator = 64;
 
 // What the index of the thread shows, and the end of it.
 struct ThreadCaches {
