@@ -209,6 +209,8 @@ std::string PlaceName(const MemoryPlace& place) {
 std::optional<MemoryPlace> ParsePlace(std::string_view name) {
   if (name == "cpu") return kHostPlace;
   if (name == "disk") return kDiskPlace;
+  constexpr std::string_view kCuda = "cuda:";
+  if (name.starts_with(kCuda)) name.remove_prefix(kCuda.size());
   int32_t device = 0;
   const auto [end, error] =
       std::from_chars(name.data(), name.data() + name.size(), device);

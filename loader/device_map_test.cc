@@ -104,7 +104,7 @@ TEST(DeviceMapTest, KeepsLimitsTiesAndOrder) {
       total += block.size.value();
     }
     PlacementRules rules;
-    rules.policy = static_cast<PlacementPolicy>(pick(3));
+    rules.policy = static_cast<PlacementPolicy>(pick(4));
     rules.buffered_blocks = static_cast<uint32_t>(pick(4));
     rules.host_buffers = pick(2) == 0;
     for (int device = 0; device < static_cast<int>(1 + pick(3)); ++device)
@@ -226,6 +226,10 @@ TEST_F(DeviceMapFileTest, PrefixesCoverBlocks) {
   const auto wide = Read(R"({"model": 1, "lm_head": "cpu"})");
   ASSERT_TRUE(wide.ok()) << wide.status();
   EXPECT_THAT(NamesOf(wide->places), ElementsAre("1", "1", "1", "1", "cpu"));
+  // As accelerate writes devices.
+  const auto named = Read(R"({"model": "cuda:1", "lm_head": "cuda:0"})");
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_THAT(NamesOf(named->places), ElementsAre("1", "1", "1", "1", "0"));
   const auto all = Read(R"({"": "cpu"})", true);
   ASSERT_TRUE(all.ok()) << all.status();
   EXPECT_EQ(all->BytesOn(kHostPlace, SmallModel(2, true)), Bytes(121));

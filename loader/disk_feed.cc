@@ -16,8 +16,8 @@ DiskFeed::DiskFeed(Driver* driver, DeviceId device, size_t buffers,
       buffers_(buffers) {}
 
 absl::Status DiskFeed::Open(Buffer* buffer) {
-  if (!reads_.has_value()) {
-    QUIRE_ASSIGN_OR_RETURN(reads_, driver_->CreateStream(device_));
+  if (!buffer->reads.has_value()) {
+    QUIRE_ASSIGN_OR_RETURN(buffer->reads, driver_->CreateStream(device_));
   }
   for (std::optional<EventId>* const event :
        {&buffer->filled, &buffer->emptied}) {
@@ -55,9 +55,9 @@ absl::Status DiskFeed::Queue(std::span<const DiskPiece> pieces,
 absl::Status DiskFeed::QueueChunk(const DiskPiece& chunk, StreamId copies) {
   Buffer& buffer = buffers_[next_];
   QUIRE_RETURN_IF_ERROR(Open(&buffer));
-  QUIRE_RETURN_IF_ERROR(driver_->WaitEvent(*reads_, *buffer.emptied));
+  QUIRE_RETURN_IF_ERROR(driver_->WaitEvent(*buffer.reads, *buffer.emptied));
   QUIRE_RETURN_IF_ERROR(driver_->LaunchHostFunction(
-      *reads_, [failure = failure_, chunk, memory = buffer.memory] {
+      *buffer.reads, [failure = failure_, chunk, memory = buffer.memory] {
         {
           MutexLock lock(&failure->mutex);
           if (!failure->first.ok()) return;
@@ -69,7 +69,7 @@ absl::Status DiskFeed::QueueChunk(const DiskPiece& chunk, StreamId copies) {
         MutexLock lock(&failure->mutex);
         failure->first.Update(status);
       }));
-  QUIRE_RETURN_IF_ERROR(driver_->RecordEvent(*buffer.filled, *reads_));
+  QUIRE_RETURN_IF_ERROR(driver_->RecordEvent(*buffer.filled, *buffer.reads));
   QUIRE_RETURN_IF_ERROR(driver_->WaitEvent(copies, *buffer.filled));
   QUIRE_RETURN_IF_ERROR(driver_->CopyToDevice(chunk.to, buffer.memory,
                                               Bytes(chunk.size), copies));
@@ -106,18 +106,21 @@ Bytes DiskFeed::pinned() const {
 
 absl::Status DiskFeed::Close() {
   absl::Status first_error;
-  bool drained = true;
-  if (reads_.has_value()) {
-    drained =
-        TryTwice([&] { return driver_->SynchronizeStream(*reads_); }).ok();
-    const absl::Status destroyed =
-        TryTwice([&] { return driver_->DestroyStream(*reads_); });
-    // Destroying a stream waits for its work as well.
-    drained = drained || destroyed.ok();
-    first_error.Update(destroyed);
-    reads_.reset();
-  }
+  bool all_drained = true;
   for (Buffer& buffer : buffers_) {
+    bool drained = true;
+    if (buffer.reads.has_value()) {
+      drained = TryTwice([&] {
+                  return driver_->SynchronizeStream(*buffer.reads);
+                }).ok();
+      const absl::Status destroyed =
+          TryTwice([&] { return driver_->DestroyStream(*buffer.reads); });
+      // Destroying a stream waits for its work as well.
+      drained = drained || destroyed.ok();
+      first_error.Update(destroyed);
+      buffer.reads.reset();
+    }
+    all_drained = all_drained && drained;
     for (std::optional<EventId>* const event :
          {&buffer.filled, &buffer.emptied}) {
       if (!event->has_value()) continue;
@@ -131,7 +134,7 @@ absl::Status DiskFeed::Close() {
       buffer.memory = nullptr;
     }
   }
-  if (!drained && !pinned().zero())
+  if (!all_drained && !pinned().zero())
     return absl::InternalError(absl::StrCat(
         FormatBytes(pinned()),
         " of staging memory stay pinned: the device would not say that its "

@@ -2,10 +2,10 @@
 // disk tier of offloaded weights.
 //
 // A few pinned buffers lie between. A read is a function on a stream of its
-// own, its copy follows on the caller's stream, and events keep the two from
+// buffer, its copy follows on the caller's stream, and events keep the two from
 // overtaking each other in a buffer; so the caller queues as much as it likes,
-// and no thread of its own waits for the disk. Buffers are pinned when first
-// used.
+// no thread of its own waits for the disk, and as many reads are in flight as
+// there are buffers. Buffers are pinned when first used.
 //
 // A read that fails is found after the fact, with TakeFailure: the copies that
 // were queued behind it ran, on whatever was in the buffers. Until it is taken,
@@ -67,6 +67,7 @@ class DiskFeed {
  private:
   struct Buffer {
     std::byte* memory = nullptr;
+    std::optional<StreamId> reads;
     std::optional<EventId> filled;   // on the stream of reads
     std::optional<EventId> emptied;  // on the stream of copies
   };
@@ -83,7 +84,6 @@ class DiskFeed {
   const Bytes buffer_size_;
   std::vector<Buffer> buffers_;
   size_t next_ = 0;  // the buffer of the next chunk
-  std::optional<StreamId> reads_;
   // Shared with functions that are still queued.
   const std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
 };

@@ -34,9 +34,6 @@ namespace quire {
 namespace {
 
 constexpr size_t kNoUnit = SIZE_MAX;
-// Tables of a unit on disk that stay in host memory: more than group indexes
-// take, and less than is worth a file.
-constexpr Bytes kMaxPatchBytes = MiB(1);
 
 int64_t Now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -78,9 +75,7 @@ class OffloadStore::Impl {
       const Checkpoint& checkpoint, std::span<const TensorPlacement> tensors,
       const std::unordered_map<std::string, uint32_t>& checksums);
   void SetSchedule(std::vector<size_t> visits);
-  DeviceAddress address(size_t unit) const {
-    return units_[unit].range->address();
-  }
+  DeviceAddress address(size_t unit) const { return units_[unit].base; }
   const void* HostPointer(size_t unit, DeviceAddress address) const;
   absl::Status Acquire(size_t visit, StreamId stream);
   absl::Status Release(size_t visit, StreamId stream);
@@ -197,6 +192,7 @@ absl::StatusOr<size_t> OffloadStore::Impl::Begin(std::string name,
   const PageCount pages = PagesFor(max_size, memory_->page_size());
   QUIRE_ASSIGN_OR_RETURN(
       unit.range, memory_->ReserveRange(std::max(pages, PageCount(1)), owner_));
+  unit.base = unit.range->address();
   units_.push_back(std::move(unit));
   slots_[units_.back().slot].holds = kNoUnit;
   QUIRE_ASSIGN_OR_RETURN(units_.back().loaded,
@@ -326,7 +322,7 @@ absl::Status OffloadStore::Impl::KeepPatch(OffloadUnit* unit, uint64_t begin,
   if (begin >= end) return absl::OkStatus();
   uint64_t total = end - begin;
   for (const HostPatch& patch : unit->patches) total += patch.bytes.size();
-  if (total > kMaxPatchBytes.value())
+  if (total > kMaxDiskPatch.value())
     return absl::FailedPreconditionError(absl::StrCat(
         Printable(unit->name), " on disk: ", total,
         " bytes of it are not in the checkpoint; an offload folder is needed "
@@ -372,12 +368,27 @@ absl::Status OffloadStore::Impl::ReadBack(
 void OffloadStore::Impl::SetSchedule(std::vector<size_t> visits) {
   visits_ = std::move(visits);
   progress_ = std::make_shared<Progress>(units_.size());
+  std::vector<bool> runs(units_.size());
+  for (const size_t unit : visits_) runs[unit] = true;
+  std::vector<size_t> pages(slots_.size());  // of the largest that is left
+  for (size_t i = 0; i < units_.size(); ++i) {
+    OffloadUnit& unit = units_[i];
+    if (!runs[i] && unit.tier == MemoryTier::kHost && unit.range != nullptr) {
+      if (slots_[unit.slot].holds == i) slots_[unit.slot].holds = kNoUnit;
+      // What was copied from it is on the host, and nothing else used it.
+      memory_->ReleaseRange(std::exchange(unit.range, nullptr), Fence());
+      unit.committed = 0;
+    }
+    pages[unit.slot] = std::max<size_t>(pages[unit.slot], unit.committed);
+  }
+  for (size_t slot = 0; slot < slots_.size(); ++slot)
+    slots_[slot].pages.resize(pages[slot]);
 }
 
 const void* OffloadStore::Impl::HostPointer(size_t unit,
                                             DeviceAddress address) const {
   const OffloadUnit& kept = units_[unit];
-  return kept.block->data() + (address.value() - kept.range->address().value());
+  return kept.block->data() + (address.value() - kept.base.value());
 }
 
 // ---- Running ----------------------------------------------------------------

@@ -294,6 +294,44 @@ TEST_F(OffloadStoreTest, TiersSlotsAndRepeatedVisitsMix) {
   }
 }
 
+// An embedding whose rows are read from the host: the others have slots of
+// their own size, and what it holds stays.
+TEST_F(OffloadStoreTest, AUnitOfNoPassTakesNoDeviceMemory) {
+  const std::vector<UnitPlan> plans = {{{"t2"}, "", false, MemoryTier::kHost},
+                                       {{"t0"}, "", false, MemoryTier::kHost},
+                                       {{"t4"}, "", false, MemoryTier::kHost}};
+  {
+    Run run;
+    ASSERT_TRUE(Open(SmallRing(), &run).ok());
+    ASSERT_TRUE(Fill(plans[0], &run).ok());
+    const DeviceAddress first = run.store->address(0);
+    EXPECT_EQ(run.store->GetStatistics().device, Bytes(4 * kPage.value()));
+    run.store->SetSchedule({});
+    EXPECT_EQ(run.store->GetStatistics().device, Bytes(0));
+    EXPECT_EQ(run.memory->GetStatistics().live, Bytes(0));
+    bases_ = {first};
+    for (size_t unit = 1; unit < plans.size(); ++unit) {
+      ASSERT_TRUE(Fill(plans[unit], &run).ok());
+      bases_.push_back(run.store->address(unit));
+    }
+    run.store->SetSchedule({1, 2});
+    EXPECT_EQ(run.store->GetStatistics().device, Bytes(2 * kPage.value()));
+    // In the pages that the first one has left.
+    EXPECT_EQ(run.memory->GetStatistics().peak_in_use,
+              Bytes(4 * kPage.value()));
+    const auto seen = Pass(plans, {1, 2}, &run);
+    ASSERT_TRUE(seen.ok()) << seen.status();
+    ExpectRight(plans, {1, 2}, *seen);
+    const DeviceAddress last(first.value() + 1000);
+    EXPECT_EQ(std::memcmp(run.store->HostPointer(0, last),
+                          BytesOf("t2").data() + 1000, 5000),
+              0);
+    EXPECT_EQ(run.store->GetStatistics().host,
+              Bytes(SizeOf(plans[0]) + SizeOf(plans[1]) + SizeOf(plans[2])));
+  }
+  EXPECT_THAT(driver_->Leaks(), IsEmpty());
+}
+
 TEST_F(OffloadStoreTest, WhatIsThereIsNotFetchedAgain) {
   Check({{{"t2"}, "", false, MemoryTier::kHost}}, {0}, SmallRing());
   EXPECT_EQ(statistics_.hits, 3u);

@@ -53,9 +53,10 @@ struct HostPatch {
 struct OffloadUnit {
   std::string name;
   MemoryTier tier = MemoryTier::kHost;
-  AddressRange* range = nullptr;
-  uint64_t committed = 0;  // pages, from the start
-  uint64_t used = 0;       // bytes, from the start
+  AddressRange* range = nullptr;  // null once no pass has the unit
+  DeviceAddress base;             // of the range, also when that is gone
+  uint64_t committed = 0;         // pages, from the start
+  uint64_t used = 0;              // bytes, from the start
   size_t slot = 0;
   std::optional<EventId> loaded;  // on the stream of copies
   uint64_t loads = 0;             // that were queued

@@ -5,11 +5,13 @@
 """
 
 import json
+import pathlib
+import re
 import struct
 import subprocess
 import unittest
 
-from cli_testing import (EXACT, QUIRE, VerbCase, golden_case, run)
+from cli_testing import (EXACT, GOLDEN, QUIRE, VerbCase, golden_case, run)
 
 
 def gguf_of(fields):
@@ -72,7 +74,7 @@ class PlanTest(VerbCase):
         self.assertIn("with --max-num-seqs 2", text)
 
     def test_a_plan_is_a_device_map(self):
-        case = golden_case("gptq")
+        case = GOLDEN / "gptq-w2-asym"
         expect = json.loads((case / "expect.json").read_text())
         # So little that most of the model goes to the host.
         flags = ["--page-unit", "4KiB", "--max-model-len", "64",
@@ -204,6 +206,81 @@ class PlanTest(VerbCase):
                    "64KiB", "--max-cache-len", "40", "--attention-sinks", "4")
         self.assertEqual(text.returncode, 0, text.stderr)
         self.assertRegex(text.stdout, r"layers x 2 x \d+ heads x \d+ x 2 bytes")
+
+    # Neither that no place has room is a failure of the plan.
+    def test_a_plan_without_a_place_does_not_fit(self):
+        case = golden_case("plain")
+        plan = self.run_json("plan", case, "--max-memory", "0:64KiB",
+                             "--page-unit", "64KiB", "--json")
+        self.assertFalse(plan["fits"])
+        self.assertIn("bytes are missing", plan["advice"][0])
+        text = run("plan", case, "--max-memory", "0:64KiB,cpu:1KiB",
+                   "--page-unit", "64KiB")
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assertIn("It does not fit.", text.stdout)
+
+    # Rows in another order are not in the files: that is said by the plan.
+    def test_what_the_disk_needs_a_folder_for_is_planned(self):
+        case = GOLDEN / "gptq-w4-act-order"
+        file = self.folder / "map.json"
+        file.write_text('{"": "disk"}')
+        result = run("plan", case, "--device-map", file, "--json")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("offload folder", result.stderr)
+        self.assertIn("model.layers.0", result.stderr)
+        plan = self.run_json("plan", case, "--device-map", file, "--json",
+                             "--offload-folder", self.folder)
+        self.assertTrue(plan["fits"])
+
+    # A model that is larger than the memory of this machine is not to be kept
+    # there.
+    def test_advice_is_for_the_host_that_there_is(self):
+        (self.folder / "config.json").write_text(json.dumps(
+            {"model_type": "llama", "hidden_size": 8192,
+             "intermediate_size": 28672, "num_hidden_layers": 80,
+             "num_attention_heads": 64, "num_key_value_heads": 8,
+             "vocab_size": 32000, "max_position_embeddings": 4096,
+             "torch_dtype": "float16"}))
+        plan = self.run_json("plan", self.folder, "--device-memory", "8GiB",
+                             "--max-model-len", "64", "--json")
+        self.assertFalse(plan["fits"])
+        meminfo = pathlib.Path("/proc/meminfo").read_text()
+        total = int(re.search(r"MemTotal:\s+(\d+) kB", meminfo)[1]) * 1024
+        if plan["weights"] < 2 * total:
+            self.skipTest("this machine holds a model of 70B parameters")
+        elsewhere = [one for one in plan["alternatives"] if one["host"]]
+        self.assertEqual(len(elsewhere), 1)
+        self.assertLess(elsewhere[0]["host"], total)
+        self.assertGreater(elsewhere[0]["disk"], 0)
+        advice = [line for line in plan["advice"] if "on disk" in line]
+        self.assertEqual(len(advice), 1, plan["advice"])
+        # With what it says, the model fits.
+        limits = re.search(r"--max-memory (\S+)[,: ]", advice[0] + " ")[1]
+        again = self.run_json("plan", self.folder, "--device-memory", "8GiB",
+                              "--max-model-len", "64", "--device-map", "auto",
+                              "--max-memory", limits.rstrip(","), "--json")
+        self.assertTrue(again["fits"], again["advice"])
+
+    # Shorter sequences and weights on the host, where neither is enough alone.
+    def test_two_changes_are_advised_together(self):
+        case = GOLDEN / "plain-f32"
+        flags = ["--page-unit", "4KiB", "--max-num-batched-tokens", "16",
+                 "--gpu-memory-utilization", "1"]
+        roomy = self.run_json("plan", case, "--device-memory", "64MiB",
+                              "--json", *flags)
+        # Two pages less than the weights and the workspace take.
+        device = roomy["fixed"] - 2 * 4096
+        plan = self.run_json("plan", case, "--device-memory", device, "--json",
+                             *flags)
+        self.assertEqual(plan["longest_sequence"], 0)
+        advice = [line for line in plan["advice"]
+                  if "--max-model-len" in line and "auto" in line]
+        self.assertEqual(len(advice), 1, plan["advice"])
+        tokens = re.search(r"--max-model-len (\d+)", advice[0])[1]
+        again = self.run_json("plan", case, "--device-memory", device, "--json",
+                              "--device-map", "auto", "--max-model-len",
+                              tokens, *flags)
+        self.assertTrue(again["fits"], again["advice"])
 
     # It makes no addresses: a device of any size is planned in a few GiB.
     def test_a_plan_needs_no_addresses(self):

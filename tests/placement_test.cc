@@ -249,7 +249,7 @@ TEST(PlacementErrorTest, AMapIsHeldAgainstItsLimits) {
 // Whichever call of the driver fails, from the load to the second pass: an
 // error, nothing left behind, and, where the model was loaded, a pass after it
 // that gives the right logits.
-TEST(PlacementFaultTest, AnyFailedCallFreesEverything) {
+void FailEveryCall(const MemoryPlace& embedding, const MemoryPlace& layer) {
   const fs::path folder = OneCase("gptq-w4-act-order");
   const auto checkpoint = Checkpoint::Open(folder);
   const auto config = ParseModelConfig(**checkpoint);
@@ -258,8 +258,7 @@ TEST(PlacementFaultTest, AnyFailedCallFreesEverything) {
   const TemporaryFolder offload;
   // The embedding, two layers, the norm and the head.
   WeightPlacement placement;
-  placement.places = {DevicePlace(0), kHostPlace, kDiskPlace, DevicePlace(1),
-                      kHostPlace};
+  placement.places = {embedding, layer, kDiskPlace, DevicePlace(1), kHostPlace};
   placement.offload.folder = offload.path();
   placement.offload.buffers = 2;
   placement.offload.buffer_size = KiB(64);
@@ -341,6 +340,14 @@ TEST(PlacementFaultTest, AnyFailedCallFreesEverything) {
     fault += fault < 40 ? 1 : 7;
   }
   EXPECT_GT(fault, 200u);
+}
+
+TEST(PlacementFaultTest, AnyFailedCallFreesEverything) {
+  FailEveryCall(DevicePlace(0), kHostPlace);
+}
+
+TEST(PlacementFaultTest, AnyFailedCallFreesAnEmbeddingOfTheHost) {
+  FailEveryCall(kHostPlace, DevicePlace(0));
 }
 
 }  // namespace

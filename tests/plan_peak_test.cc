@@ -13,6 +13,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -72,7 +73,7 @@ struct Tensor {
   }
 };
 
-enum class Format { kPlain, kGptq, kGptqActOrder, kFp8 };
+enum class Format { kPlain, kGptq, kGptqActOrder, kFp8, kAwq };
 
 struct Kind {
   Format format = Format::kPlain;
@@ -103,6 +104,14 @@ void AddLinear(const std::string& name, uint64_t out, uint64_t in,
     return;
   }
   constexpr uint64_t kCodesInWord = 32 / kBits;
+  if (format == Format::kAwq) {
+    tensors->insert(
+        tensors->end(),
+        {{name + ".qweight", "I32", {in, out / kCodesInWord}, 4},
+         {name + ".qzeros", "I32", {in / kGroup, out / kCodesInWord}, 4},
+         {name + ".scales", "F16", {in / kGroup, out}, 2}});
+    return;
+  }
   tensors->insert(
       tensors->end(),
       {{name + ".qweight", "I32", {in / kCodesInWord, out}, 4},
@@ -174,6 +183,11 @@ void WriteCheckpoint(const TemporaryFolder& folder, const Kind& kind) {
                     R"(, "quantization_config": {"quant_method": "fp8",
           "activation_scheme": "dynamic", "weight_block_size": [)",
                     kGroup, ", ", kGroup, "]}");
+  if (kind.format == Format::kAwq)
+    absl::StrAppend(&config,
+                    R"(, "quantization_config": {"quant_method": "awq",
+          "version": "gemm", "zero_point": true, "bits": )",
+                    kBits, R"(, "group_size": )", kGroup, "}");
   if (kind.format == Format::kGptq || kind.format == Format::kGptqActOrder)
     absl::StrAppend(&config,
                     R"(, "quantization_config": {"quant_method": "gptq",
@@ -198,6 +212,30 @@ void WriteCheckpoint(const TemporaryFolder& folder, const Kind& kind) {
   }
   folder.Write("model.safetensors.index.json",
                absl::StrCat(R"({"metadata":{},"weight_map":{)", map, "}}"));
+}
+
+// A LoRA adapter of rank 8 of every query and down projection, of zeros.
+std::string WriteAdapter(const TemporaryFolder& folder) {
+  constexpr uint64_t kRank = 8;
+  folder.Write("adapter_config.json",
+               absl::StrCat(R"({"peft_type": "LORA", "r": )", kRank,
+                            R"(, "lora_alpha": 16,
+          "target_modules": ["q_proj", "down_proj"], "bias": "none"})"));
+  std::vector<Tensor> tensors;
+  for (uint64_t i = 0; i < kLayers; ++i) {
+    const std::string layer =
+        absl::StrCat("base_model.model.model.layers.", i, ".");
+    for (const auto& [module, in] :
+         {std::pair("self_attn.q_proj", kHidden),
+          std::pair("mlp.down_proj", kIntermediate)}) {
+      tensors.push_back(
+          {layer + module + ".lora_A.weight", "F32", {kRank, in}, 4});
+      tensors.push_back(
+          {layer + module + ".lora_B.weight", "F32", {kHidden, kRank}, 4});
+    }
+  }
+  WriteFile(folder.File("adapter_model.safetensors"), tensors);
+  return folder.path();
 }
 
 SessionOptions Options() {
@@ -238,6 +276,7 @@ struct Case {
   Kind kind;
   std::string device_map;  // empty: all on device 0
   LoadQuantization quantization = LoadQuantization::kNone;
+  bool adapter = false;
 };
 
 class PlanPeakTest : public testing::TestWithParam<Case> {};
@@ -250,6 +289,10 @@ TEST_P(PlanPeakTest, IsWhatALoadTakes) {
   if (!GetParam().device_map.empty())
     options.placement.device_map =
         folder.Write("map.json", GetParam().device_map);
+  options.placement.offload.folder = folder.path();
+  const TemporaryFolder adapter;
+  if (GetParam().adapter)
+    options.adapters = {{"adapter", WriteAdapter(adapter)}};
   const ModelPlan plan = PlanOf(folder.path(), options);
   ASSERT_TRUE(plan.fits);
   // What is taken once and for all is not the load's.
@@ -309,14 +352,16 @@ TEST_P(PlanPeakTest, TensorsAddUp) {
   EXPECT_EQ(plan.tensors.size(), read);
 }
 
-std::string HalfOnTheHost() {
-  std::string map =
-      R"({"model.embed_tokens": 0, "model.norm": 0, "lm_head": 0)";
+std::string HalfElsewhere(const std::string& place,
+                          const std::string& embedding = "0") {
+  std::string map = absl::StrCat(R"({"model.embed_tokens": )", embedding,
+                                 R"(, "model.norm": 0, "lm_head": 0)");
   for (uint64_t i = 0; i < kLayers; ++i)
     absl::StrAppend(&map, ", \"model.layers.", i,
-                    "\": ", i % 2 == 0 ? "0" : "\"cpu\"");
+                    "\": ", i % 2 == 0 ? "0" : place);
   return map + "}";
 }
+std::string HalfOnTheHost() { return HalfElsewhere("\"cpu\""); }
 
 std::string TwoDevices() {
   std::string map =
@@ -342,7 +387,17 @@ INSTANTIATE_TEST_SUITE_P(
              HalfOnTheHost(),
              {}},
         Case{"TwoDevices", {}, TwoDevices(), {}},
-        Case{"Int8", {}, "", LoadQuantization::kInt8}),
+        Case{"EmbeddingOnTheHost", {}, HalfElsewhere("\"cpu\"", "\"cpu\""), {}},
+        Case{"OnDisk", {}, HalfElsewhere("\"disk\""), {}},
+        Case{"GptqActOrderOnDisk",
+             {.format = Format::kGptqActOrder},
+             HalfElsewhere("\"disk\""),
+             {}},
+        Case{"HostAndDisk", {}, HalfElsewhere("\"disk\"", "\"cpu\""), {}},
+        Case{"Awq", {.format = Format::kAwq}, "", {}},
+        Case{"Adapter", {}, "", {}, /*adapter=*/true},
+        Case{"Int8", {}, "", LoadQuantization::kInt8},
+        Case{"Nf4", {}, "", LoadQuantization::kNf4}),
     [](const auto& param) { return param.param.name; });
 
 }  // namespace

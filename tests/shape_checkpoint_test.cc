@@ -25,6 +25,7 @@ struct PublishedModel {
   const char* config;
   uint64_t bytes;     // of its safetensors files' tensors, in bf16 or f16
   uint64_t kv_token;  // layers x 2 x kv_heads x head_dim x 2 bytes
+  uint64_t vectors;   // parameters in norms
 };
 
 constexpr PublishedModel kPublished[] = {
@@ -34,27 +35,27 @@ constexpr PublishedModel kPublished[] = {
          "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
          "vocab_size": 151936, "max_position_embeddings": 40960,
          "tie_word_embeddings": false, "torch_dtype": "bfloat16"})",
-     16381470720, 36 * 2 * 8 * 128 * 2},
+     16381470720, 36 * 2 * 8 * 128 * 2, 36 * (2 * 4096 + 2 * 128) + 4096},
     {"Qwen3-0.6B",
      R"({"model_type": "qwen3", "hidden_size": 1024,
          "intermediate_size": 3072, "num_hidden_layers": 28,
          "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
          "vocab_size": 151936, "max_position_embeddings": 40960,
          "tie_word_embeddings": true, "dtype": "bfloat16"})",
-     1192099840, 28 * 2 * 8 * 128 * 2},
+     1192099840, 28 * 2 * 8 * 128 * 2, 28 * (2 * 1024 + 2 * 128) + 1024},
     {"Llama 3 8B",
      R"({"model_type": "llama", "hidden_size": 4096,
          "intermediate_size": 14336, "num_hidden_layers": 32,
          "num_attention_heads": 32, "num_key_value_heads": 8,
          "vocab_size": 128256, "max_position_embeddings": 8192,
          "rms_norm_eps": 1e-5})",
-     16060522496, 32 * 2 * 8 * 128 * 2},
+     16060522496, 32 * 2 * 8 * 128 * 2, 32 * 2 * 4096 + 4096},
     {"Llama 2 7B",
      R"({"model_type": "llama", "hidden_size": 4096,
          "intermediate_size": 11008, "num_hidden_layers": 32,
          "num_attention_heads": 32, "vocab_size": 32000,
          "max_position_embeddings": 4096, "torch_dtype": "float16"})",
-     13476831232, 32 * 2 * 32 * 128 * 2},
+     13476831232, 32 * 2 * 32 * 128 * 2, 32 * 2 * 4096 + 4096},
 };
 
 TEST(ShapeCheckpointTest, PublishedModelsHaveTheirPublishedSizes) {
@@ -74,9 +75,31 @@ TEST(ShapeCheckpointTest, PublishedModelsHaveTheirPublishedSizes) {
     EXPECT_EQ(plan->weights, Bytes(model.bytes)) << model.name;
     EXPECT_EQ(plan->kv_token, Bytes(model.kv_token)) << model.name;
     // What people reckon: parameters x bytes x 1.2.
+    const uint64_t matrices = model.bytes - model.vectors * 2;
     EXPECT_NEAR(static_cast<double>(plan->rule_of_thumb.value()),
-                1.2 * static_cast<double>(model.bytes), 10);
+                1.2 * static_cast<double>(matrices), 10)
+        << model.name;
   }
+}
+
+// 6,945,767,424 parameters in the linears of Qwen3-8B's layers at half a byte,
+// and 2 x 151936 x 4096 of embedding and head at two: scales do not count.
+TEST(ShapeCheckpointTest, TheRuleOfThumbCountsNominalBits) {
+  const TemporaryFolder folder;
+  folder.Write("config.json", kPublished[0].config);
+  folder.Write("quantize_config.json",
+               R"({"bits": 4, "group_size": 128, "desc_act": false,
+                   "sym": true, "quant_method": "gptq"})");
+  const auto checkpoint = OpenShape(folder.path());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto config = ParseModelConfig(**checkpoint);
+  ASSERT_TRUE(config.ok()) << config.status();
+  SessionOptions options;
+  options.device.device_memory = GiB(24);
+  const auto plan = PlanModel(**checkpoint, *config, options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_NEAR(static_cast<double>(plan->rule_of_thumb.value()),
+              1.2 * (6945767424 * 0.5 + 2.0 * 151936 * 4096 * 2), 10);
 }
 
 // With the files beside it, the plan is the same.

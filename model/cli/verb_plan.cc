@@ -93,6 +93,7 @@ json AlternativesJson(const ModelPlan& plan) {
         {{"description", alternative.description},
          {"fits", alternative.fits},
          {"host", alternative.host.value()},
+         {"disk", alternative.disk.value()},
          {"longest_sequence", alternative.longest_sequence},
          {"device_map", MapJson(plan.parts, alternative.places)}});
   return alternatives;

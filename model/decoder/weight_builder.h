@@ -133,6 +133,8 @@ class WeightBuilder {
   // kept elsewhere.
   absl::Status PlaceParts(const WeightPlacement& placement);
   absl::Status MakeStores(const OffloadOptions& options);
+  // Whether parts on disk can be kept without a folder.
+  absl::Status CheckDiskParts(const OffloadOptions& options);
   DeviceId ExecutionDevice(size_t part) const;
   bool IsResident(size_t part) const {
     return weights_->parts_[part].place.tier == MemoryTier::kDevice;
@@ -142,8 +144,12 @@ class WeightBuilder {
   bool IsInHand(size_t part) const {
     return in_hand_ == kResidentParts ? IsResident(part) : in_hand_ == part;
   }
-  // Takes the parts one after another in hand, the resident ones first, and
-  // calls `make`.
+  // Whether rows of the embedding are read from the host, where it is kept, and
+  // it is never run from the device.
+  bool ReadsRowsOnHost() const;
+  // Takes the parts one after another in hand, and calls `make`: an embedding
+  // that the host keeps, before anything else needs the memory that it comes
+  // through; then the resident ones.
   absl::Status ForEachInHand(const std::function<absl::Status()>& make);
   absl::Status BuildInHand(const StreamingOptions& options, ThreadPool* pool);
   absl::Status ReserveInHand(const StreamingOptions& options);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/decoder/weight_builder.h"
+#include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -91,7 +92,50 @@ absl::Status WeightBuilder::PlaceParts(const WeightPlacement& placement) {
   weights_->residences_.resize(parts.size());
   for (size_t i = 0; i < parts.size(); ++i)
     weights_->residences_[i].device = ExecutionDevice(i);
+  QUIRE_RETURN_IF_ERROR(CheckDiskParts(placement.offload));
   return MakeStores(placement.offload);
+}
+
+absl::Status WeightBuilder::CheckDiskParts(const OffloadOptions& options) {
+  if (!options.folder.empty()) return absl::OkStatus();
+  const std::vector<WeightPart>& parts = weights_->parts_;
+  const auto on_disk = [&](size_t part) {
+    return parts[part].place.tier == MemoryTier::kDisk;
+  };
+  std::vector<Bytes> made(parts.size());  // that no file holds
+  for (const PendingGptq& pending : pending_gptq_) {
+    if (!on_disk(pending.part)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(*pending.module));
+    if (pending.module->packing != GptqPacking::kGptq || !rows.order.empty())
+      return absl::FailedPreconditionError(absl::StrCat(
+          Printable(parts[pending.part].name),
+          " on disk: ", Printable(pending.module->qweight->name),
+          " does not run as it is in the checkpoint; an offload folder is "
+          "needed to keep it in"));
+    made[pending.part] =
+        SaturatingAdd(made[pending.part],
+                      Bytes(rows.begin.size() * sizeof(rows.begin.front())));
+  }
+  for (const PendingScaled& pending : pending_scaled_) {
+    if (!on_disk(pending.part)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> columns,
+                           ScaleColumnsOf(*pending.module));
+    made[pending.part] = SaturatingAdd(
+        made[pending.part], Bytes(columns.size() * sizeof(columns.front())));
+  }
+  for (const PendingAtLoad& pending : pending_at_load_) {
+    made[pending.part] = SaturatingAdd(
+        made[pending.part],
+        SaturatingAdd(CodeBytes(*pending.matrix), ScaleBytes(*pending.matrix)));
+  }
+  for (size_t part = 0; part < parts.size(); ++part) {
+    if (on_disk(part) && made[part] > kMaxDiskPatch)
+      return absl::FailedPreconditionError(absl::StrCat(
+          Printable(parts[part].name), " on disk: ", made[part].value(),
+          " bytes of it are not in the checkpoint; an offload folder is needed "
+          "to keep them in"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status WeightBuilder::MakeStores(const OffloadOptions& options) {
@@ -111,10 +155,18 @@ absl::Status WeightBuilder::MakeStores(const OffloadOptions& options) {
   return absl::OkStatus();
 }
 
+bool WeightBuilder::ReadsRowsOnHost() const {
+  return !weights_->tied_head_ &&
+         weights_->parts_[kEmbedding].place.tier == MemoryTier::kHost;
+}
+
 absl::Status WeightBuilder::ForEachInHand(
     const std::function<absl::Status()>& make) {
-  in_hand_ = kResidentParts;
-  QUIRE_RETURN_IF_ERROR(make());
+  const auto make_resident = [&] {
+    in_hand_ = kResidentParts;
+    return make();
+  };
+  if (!ReadsRowsOnHost()) QUIRE_RETURN_IF_ERROR(make_resident());
   for (size_t part = 0; part < weights_->parts_.size(); ++part) {
     // A tied head has nothing of its own.
     const Bytes size = TensorBytes(part);
@@ -129,6 +181,9 @@ absl::Status WeightBuilder::ForEachInHand(
                                weights_->parts_[part].name,
                                weights_->parts_[part].place.tier, room));
     QUIRE_RETURN_IF_ERROR(make());
+    if (part != kEmbedding || !ReadsRowsOnHost()) continue;
+    weights_->residences_[part].store->SetSchedule({});
+    QUIRE_RETURN_IF_ERROR(make_resident());
   }
   return absl::OkStatus();
 }

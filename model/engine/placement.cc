@@ -67,9 +67,13 @@ absl::StatusOr<std::vector<Bytes>> NeededBytes(
     const Checkpoint& checkpoint, const ModelConfig& config,
     const SessionOptions& options, int device_count,
     const std::vector<MemoryPlace>& places) {
+  WeightPlacement placement{places, options.placement.offload};
+  // What the disk cannot keep without a folder is said of the map that is
+  // chosen, not of those on the way.
+  if (placement.offload.folder.empty()) placement.offload.folder = ".";
   QUIRE_ASSIGN_OR_RETURN(
       const Reservation reservation,
-      ReserveModel(checkpoint, config, options, {places, {}}, device_count));
+      ReserveModel(checkpoint, config, options, placement, device_count));
   QUIRE_ASSIGN_OR_RETURN(const uint64_t tokens,
                          LongestSequence(config, options));
   std::vector<Bytes> needed;

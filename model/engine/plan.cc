@@ -13,6 +13,7 @@
 #include "model/engine/reservation.h"
 #include "quire/alloc/runtime.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/loader/process_memory.h"
 #include "quire/paging/kv_layout.h"
 
 namespace quire {
@@ -95,7 +96,7 @@ absl::StatusOr<Outlook> LookAt(const Checkpoint& checkpoint,
     device.fixed = reserved.fixed;
     device.peak = reserved.peak;
     device.kv = SaturatingSubtract(device.usable, device.fixed);
-    outlook.weights_fit &= device.fixed <= device.usable;
+    outlook.weights_fit &= std::max(device.fixed, device.peak) <= device.usable;
     outlook.devices.push_back(device);
   }
   for (const WeightPart& part : outlook.reservation.weights->parts()) {
@@ -131,6 +132,35 @@ Bytes BytesIn(const std::vector<WeightPart>& parts, MemoryTier tier) {
   return total;
 }
 
+// Parameters times the bytes that their format is named for: codes, without
+// scales, zero points and tables; vectors do not count.
+Bytes NominalBytes(const ModelWeights& weights) {
+  Bytes total;
+  const auto add = [&](Bytes bytes) { total = SaturatingAdd(total, bytes); };
+  const auto add_dense = [&](const DenseMatrix& matrix) {
+    add(BytesOf(matrix.dtype, matrix.in_features * matrix.out_features)
+            .value_or(Bytes(0)));
+  };
+  const auto add_linear = [&](const Linear& linear) {
+    if (const auto* dense = std::get_if<DenseMatrix>(&linear.matrix)) {
+      add_dense(*dense);
+    } else if (const auto* gptq = std::get_if<GptqMatrix>(&linear.matrix)) {
+      add(Bytes(gptq->in_features * gptq->out_features *
+                static_cast<uint64_t>(gptq->bits) / 8));
+    } else {
+      add(CodeBytes(std::get<ScaledMatrix>(linear.matrix)));
+    }
+  };
+  for (const DecoderLayer& layer : weights.layers())
+    for (const Linear* linear :
+         {&layer.query, &layer.key, &layer.value, &layer.attention_output,
+          &layer.gate, &layer.up, &layer.down})
+      add_linear(*linear);
+  add_linear(weights.output());
+  if (!weights.tied_head()) add_dense(weights.embedding());
+  return total;
+}
+
 // What stays on devices comes first, then the parts that are kept elsewhere,
 // each of which stays when its ring has gone. Pinning what is kept takes no
 // memory. What is on disk is read back through one buffer when it has come, and
@@ -139,10 +169,14 @@ Bytes HostPeak(const ModelWeights& weights, const SessionOptions& options) {
   const OffloadOptions& offload = options.placement.offload;
   const std::vector<WeightPart>& parts = weights.parts();
   const WeightStaging& staging = weights.staging();
-  Bytes peak = staging.resident;
-  Bytes kept;
+  // An embedding whose rows the host keeps comes before all others.
+  const bool rows =
+      parts.front().place.tier == MemoryTier::kHost && !weights.tied_head();
+  Bytes kept = rows ? parts.front().size : Bytes(0);
+  Bytes peak = SaturatingAdd(kept, staging.resident);
+  if (rows) peak = std::max(peak, staging.parts.front());
   std::set<DeviceId> from_disk;  // devices that run what is on disk
-  for (size_t i = 0; i < parts.size(); ++i) {
+  for (size_t i = rows ? 1 : 0; i < parts.size(); ++i) {
     peak = std::max(peak, SaturatingAdd(kept, staging.parts[i]));
     if (parts[i].place.tier == MemoryTier::kHost)
       kept = SaturatingAdd(kept, parts[i].size);
@@ -163,11 +197,11 @@ Bytes HostPeak(const ModelWeights& weights, const SessionOptions& options) {
 constexpr int kMaxAlternativeDevices = 8;
 
 absl::StatusOr<PlannedAlternative> TryPlacement(
-    std::string description, const Checkpoint& checkpoint,
+    std::string description, const char* policy, const Checkpoint& checkpoint,
     const ModelConfig& config, SessionOptions options,
     std::vector<MemoryLimit> max_memory, const std::vector<Bytes>& limits,
     uint64_t max_model_len) {
-  options.placement.device_map = "sequential";
+  options.placement.device_map = policy;
   options.placement.max_memory = std::move(max_memory);
   PlannedAlternative alternative{.description = std::move(description)};
   const absl::StatusOr<PlacedWeights> placed =
@@ -175,13 +209,23 @@ absl::StatusOr<PlannedAlternative> TryPlacement(
   // That there is no room this way either is what is to be said.
   if (absl::IsResourceExhausted(placed.status())) return alternative;
   QUIRE_RETURN_IF_ERROR(placed.status());
-  const WeightPlacement& placement = placed->placement;
-  QUIRE_ASSIGN_OR_RETURN(
-      const Outlook outlook,
-      LookAt(checkpoint, config, options, placement, limits, max_model_len));
+  WeightPlacement placement = placed->placement;
+  absl::StatusOr<Outlook> look =
+      LookAt(checkpoint, config, options, placement, limits, max_model_len);
+  if (absl::IsFailedPrecondition(look.status()) &&
+      placement.offload.folder.empty()) {
+    alternative.needs_folder = true;
+    placement.offload.folder = ".";  // any: nothing is written
+    look =
+        LookAt(checkpoint, config, options, placement, limits, max_model_len);
+  }
+  QUIRE_RETURN_IF_ERROR(look.status());
+  const Outlook& outlook = *look;
   alternative.places = placement.places;
   alternative.host =
       BytesIn(outlook.reservation.weights->parts(), MemoryTier::kHost);
+  alternative.disk =
+      BytesIn(outlook.reservation.weights->parts(), MemoryTier::kDisk);
   alternative.longest_sequence = outlook.longest_sequence;
   alternative.fits =
       outlook.weights_fit && outlook.longest_sequence == max_model_len;
@@ -211,11 +255,22 @@ absl::StatusOr<std::vector<PlannedAlternative>> FindAlternatives(
   for (size_t i = 0; i < limits.size(); ++i)
     places.push_back({DevicePlace(static_cast<int32_t>(i)), limits[i]});
   std::vector<MemoryLimit> with_host = places;
-  with_host.push_back({kHostPlace, Bytes(UINT64_MAX)});
+  QUIRE_ASSIGN_OR_RETURN(const Bytes available, ReadAvailableMemory());
+  with_host.push_back({kHostPlace, available});
   QUIRE_ASSIGN_OR_RETURN(
       PlannedAlternative host,
-      TryPlacement("weights on the host", checkpoint, config, options,
+      TryPlacement("weights on the host", "auto", checkpoint, config, options,
                    with_host, limits, max_model_len));
+  if (host.places.empty()) {
+    // The host does not hold them, and is not to be used up either.
+    with_host.back().limit = Bytes(available.value() / 4 * 3);
+    with_host.push_back({kDiskPlace, checkpoint.total_size()});
+    QUIRE_ASSIGN_OR_RETURN(
+        host,
+        TryPlacement("weights on the host and on disk", "auto", checkpoint,
+                     config, options, with_host, limits, max_model_len));
+    host.max_memory = std::move(with_host);
+  }
   add_if_better(std::move(host));
   std::vector<Bytes> more = limits;
   while (more.size() < kMaxAlternativeDevices) {
@@ -223,8 +278,8 @@ absl::StatusOr<std::vector<PlannedAlternative>> FindAlternatives(
         {DevicePlace(static_cast<int32_t>(more.size())), limits.front()});
     more.push_back(limits.front());
     QUIRE_ASSIGN_OR_RETURN(PlannedAlternative devices,
-                           TryPlacement("", checkpoint, config, options, places,
-                                        more, max_model_len));
+                           TryPlacement("", "sequential", checkpoint, config,
+                                        options, places, more, max_model_len));
     devices.description = absl::StrCat(DevicesUsed(devices.places), " devices");
     const bool enough = devices.fits;
     // The fewest that suffice, or that the most do not.
@@ -263,8 +318,11 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
   const std::vector<Bytes>& limits = view.limits;
   plan.device_memory = view.memory;
   plan.page_size = options.device.page_size;
-  QUIRE_ASSIGN_OR_RETURN(const PlacedWeights placed,
-                         PlaceWeights(checkpoint, config, options, limits));
+  const absl::StatusOr<PlacedWeights> found =
+      PlaceWeights(checkpoint, config, options, limits);
+  if (!found.ok() && !absl::IsResourceExhausted(found.status()))
+    return found.status();
+  const PlacedWeights placed = found.ok() ? *found : PlacedWeights{};
   QUIRE_ASSIGN_OR_RETURN(const Outlook outlook,
                          LookAt(checkpoint, config, options, placed.placement,
                                 limits, plan.max_model_len));
@@ -289,7 +347,7 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
     plan.warnings.insert(plan.warnings.end(), adapter.warnings.begin(),
                          adapter.warnings.end());
   }
-  plan.rule_of_thumb = Bytes(plan.weights.value() / 5 * 6);
+  plan.rule_of_thumb = Bytes(NominalBytes(weights).value() / 5 * 6);
 
   plan.devices = outlook.devices;
   plan.kv_token = layout.TokenBytes();
@@ -316,8 +374,8 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
   plan.batches =
       Batches(KvRoom(outlook.reservation, plan.devices, plan.page_size), layout,
               plan.max_model_len, options.max_sequences);
-  plan.fits =
-      outlook.weights_fit && plan.longest_sequence == plan.max_model_len;
+  plan.fits = found.ok() && outlook.weights_fit &&
+              plan.longest_sequence == plan.max_model_len;
   if (plan.fits) return plan;
   QUIRE_ASSIGN_OR_RETURN(
       plan.alternatives,
@@ -325,6 +383,9 @@ absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
                        plan.longest_sequence));
   QUIRE_ASSIGN_OR_RETURN(plan.advice, AdviseOn(plan, outlook.reservation.layers,
                                                checkpoint, options));
+  if (!found.ok())
+    plan.advice.insert(plan.advice.begin(),
+                       std::string(found.status().message()));
   return plan;
 }
 

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "model/decoder/gptq_weights.h"
 #include "model/quantizer/checkpoint_export.h"
 #include "quire/alloc/status_macros.h"
@@ -33,6 +34,36 @@ absl::StatusOr<bool> CanBeQuantized(const Checkpoint& checkpoint) {
   QUIRE_ASSIGN_OR_RETURN(const QuantizedModules quantized,
                          FindQuantizedModules(checkpoint));
   return quantized.gptq.empty() && quantized.scaled.empty();
+}
+
+// As --max-memory takes it, to the byte.
+std::string MaxMemoryText(const std::vector<MemoryLimit>& limits) {
+  return absl::StrJoin(
+      limits, ",", [](std::string* text, const MemoryLimit& limit) {
+        absl::StrAppend(text, PlaceName(limit.place), ":", limit.limit.value());
+      });
+}
+
+// With shorter sequences, where it takes those as well.
+std::string AdviseAlternative(const PlannedAlternative& alternative) {
+  const std::string fits =
+      alternative.fits ? "it fits"
+                       : absl::StrCat("--max-model-len ",
+                                      alternative.longest_sequence, " fits");
+  if (alternative.host.zero() && alternative.disk.zero())
+    return absl::StrCat(fits, " on ", alternative.description);
+  std::string advice = absl::StrCat(
+      fits, " with ", alternative.description, ": --device-map auto",
+      alternative.max_memory.empty()
+          ? ""
+          : absl::StrCat(" --max-memory ",
+                         MaxMemoryText(alternative.max_memory)),
+      alternative.needs_folder ? " --offload-folder FOLDER" : "");
+  absl::StrAppend(&advice, ", and ", FormatBytes(alternative.host),
+                  " of the weights in host memory");
+  if (!alternative.disk.zero())
+    absl::StrAppend(&advice, ", ", FormatBytes(alternative.disk), " on disk");
+  return advice;
 }
 
 }  // namespace
@@ -95,16 +126,8 @@ absl::StatusOr<std::vector<std::string>> AdviseOn(
         "fewer --max-num-batched-tokens than %u: the workspace takes %s",
         options.decoder.max_batch_tokens, FormatBytes(plan.workspace)));
   }
-  for (const PlannedAlternative& alternative : plan.alternatives) {
-    if (!alternative.fits) continue;
-    advice.push_back(
-        alternative.host.zero()
-            ? absl::StrCat("it fits on ", alternative.description)
-            : absl::StrFormat("it fits with %s: --device-map auto, and %s of "
-                              "the weights in host memory",
-                              alternative.description,
-                              FormatBytes(alternative.host)));
-  }
+  for (const PlannedAlternative& alternative : plan.alternatives)
+    advice.push_back(AdviseAlternative(alternative));
   return advice;
 }
 

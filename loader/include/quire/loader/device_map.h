@@ -41,7 +41,7 @@ inline constexpr MemoryPlace kDiskPlace{MemoryTier::kDisk, DeviceId(0)};
 constexpr MemoryPlace DevicePlace(int32_t device) {
   return {MemoryTier::kDevice, DeviceId(device)};
 }
-// "0", "cpu", "disk": accelerate's names.
+// "0", "cpu", "disk": accelerate's names. "cuda:0" is read as "0".
 std::string PlaceName(const MemoryPlace& place);
 std::optional<MemoryPlace> ParsePlace(std::string_view name);
 

@@ -44,6 +44,10 @@
 
 namespace quire {
 
+// Of a unit on disk, what the checkpoint's files do not hold and memory of the
+// host does: more than group indexes take, and less than is worth a file.
+inline constexpr Bytes kMaxDiskPatch = MiB(1);
+
 struct OffloadOptions {
   uint32_t slots = 2;  // at least one
   // Of host memory, in whole pages; what exceeds it, or what the system does
@@ -96,7 +100,9 @@ class OffloadStore {
   absl::Status Finish(
       const Checkpoint& checkpoint, std::span<const TensorPlacement> tensors,
       const std::unordered_map<std::string, uint32_t>& checksums);
-  // The units of a pass, in order; one may occur more than once.
+  // The units of a pass, in order; one may occur more than once. What the host
+  // keeps and no pass has gives back its addresses and its pages of the slot,
+  // for good. May be called again, also before further units.
   void SetSchedule(std::vector<size_t> visits);
 
   // Where the first allocation of a unit lies.

@@ -47,6 +47,11 @@ struct PlannedAlternative {
   std::vector<MemoryPlace> places;
   bool fits = false;
   Bytes host;
+  Bytes disk;
+  // Of the weights on disk some do not run as they are in the checkpoint.
+  bool needs_folder = false;
+  // As --max-memory has them; empty where the policy looks for itself.
+  std::vector<MemoryLimit> max_memory;
   uint64_t longest_sequence = 0;
 };
 
@@ -72,7 +77,8 @@ struct ModelPlan {
   // the buffers that they are read through.
   Bytes host_peak;
   uint64_t parameters = 0;
-  // Parameters * bytes of each * 1.2, as people reckon.
+  // Parameters * bytes of each * 1.2, as people reckon: of the width that a
+  // format is named for, 4 bits or 16, without scales and tables.
   Bytes rule_of_thumb;
 
   uint32_t layers_per_row = 0;    // of the KV layout
@@ -96,7 +102,9 @@ struct ModelPlan {
 };
 
 // Errors are those of the checkpoint, of the configuration and of the options;
-// that a model is too large is none.
+// that a model is too large is none. Where the options leave some part without
+// a place, the plan does not fit, its first advice says so, and its parts are
+// shown on device 0.
 absl::StatusOr<ModelPlan> PlanModel(const Checkpoint& checkpoint,
                                     const ModelConfig& config,
                                     const SessionOptions& options);
