@@ -28,6 +28,7 @@ void BM_KvStepNothingToMap(benchmark::State& state) {
   options.max_sequence_length = 8192;
   options.max_sequences = sequences;
   options.page_ahead.max_steps = static_cast<uint32_t>(state.range(2));
+  options.page_ahead.thread = state.range(3) != 0;
   const auto cache = KvCache::Create((*device)->memory(), *layout, options);
   if (!cache.ok()) {
     state.SkipWithError(std::string(cache.status().message()).c_str());
@@ -54,11 +55,12 @@ void BM_KvStepNothingToMap(benchmark::State& state) {
       static_cast<double>((*device)->driver_calls() - calls);
 }
 BENCHMARK(BM_KvStepNothingToMap)
-    ->ArgNames({"sequences", "layers_per_row", "page_ahead"})
-    ->Args({1, 36, 0})
-    ->Args({256, 1, 0})
-    ->Args({256, 36, 0})
-    ->Args({256, 36, 16});
+    ->ArgNames({"sequences", "layers_per_row", "page_ahead", "thread"})
+    ->Args({1, 36, 0, 0})
+    ->Args({256, 1, 0, 0})
+    ->Args({256, 36, 0, 0})
+    ->Args({256, 36, 16, 0})
+    ->Args({256, 36, 16, 1});
 
 }  // namespace
 }  // namespace quire

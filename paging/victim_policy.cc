@@ -63,7 +63,7 @@ std::unique_ptr<VictimPolicy> MakePageAwarePolicy() {
 }
 
 std::unique_ptr<VictimPolicy> MakeVictimPolicy(const std::string& name) {
-  if (name == "youngest") return MakeYoungestPolicy();
+  if (name == "youngest" || name == "fifo") return MakeYoungestPolicy();
   if (name == "lru") return MakeLeastRecentPolicy();
   if (name == "page-aware") return MakePageAwarePolicy();
   return nullptr;

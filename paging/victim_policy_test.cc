@@ -27,6 +27,7 @@ uint64_t Chosen(const std::string& policy, Bytes shortfall) {
 TEST(VictimPolicyTest, TheYoungestGoesFirst) {
   EXPECT_EQ(Chosen("youngest", Bytes(0)), 5u);
   EXPECT_EQ(Chosen("youngest", GiB(1)), 5u);
+  EXPECT_EQ(Chosen("fifo", Bytes(0)), 5u) << "first come, first served";
 }
 
 TEST(VictimPolicyTest, TheLeastRecentGoesFirstAndFreesMost) {

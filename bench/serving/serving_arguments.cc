@@ -152,7 +152,7 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
          "of the two is given, the other follows")
       ->check(NumberBetween(0.0, 1.0));
   app->add_option("--victims", arguments->policy, "Who is preempted")
-      ->check(CLI::IsMember({"youngest", "lru", "page-aware"}))
+      ->check(CLI::IsMember({"youngest", "fifo", "lru", "page-aware"}))
       ->capture_default_str();
   app->add_option("--costs", arguments->costs,
                   "File of what driver calls and the model cost on the virtual "

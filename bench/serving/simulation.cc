@@ -326,6 +326,7 @@ void Simulation::WeighIdle() {
 absl::Status Simulation::MeasureCacheStep() {
   constexpr uint32_t kSequences = 256;
   constexpr int kSteps = 200;
+  constexpr uint64_t kGrowth = 8;  // within the pages that are there
   const uint64_t tokens =
       std::min<uint64_t>(100, options_.cache.max_sequence_length);
   std::vector<SequenceStep> steps;
@@ -335,9 +336,14 @@ absl::Status Simulation::MeasureCacheStep() {
     if (!sequence.ok()) break;  // a small device: there is nothing to measure
     steps.push_back({*sequence, tokens});
   }
+  uint64_t length = tokens;
   if (steps.size() == kSequences) {
     std::vector<double> host_us;
     for (int i = 0; i < kSteps; ++i) {
+      // Each one token further, and from time to time back.
+      length =
+          length < tokens ? length + 1 : tokens - std::min(tokens - 1, kGrowth);
+      for (SequenceStep& step : steps) step.length = length;
       const auto start = HostClock::now();
       status.Update(cache_->Step(steps));
       host_us.push_back(MicrosecondsSince(start));

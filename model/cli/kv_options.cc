@@ -117,10 +117,11 @@ void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
 
 void AddBatchOptions(CLI::App* app, SessionOptions* options) {
   app->add_option("--victims", options->victim_policy,
-                  "Who gives way where memory is short: the youngest; lru, who "
+                  "Who gives way where memory is short: the youngest, also "
+                  "called fifo; lru, who "
                   "was computed least recently; or page-aware, who frees what "
                   "is missing and loses least")
-      ->check(CLI::IsMember({"youngest", "lru", "page-aware"}))
+      ->check(CLI::IsMember({"youngest", "fifo", "lru", "page-aware"}))
       ->capture_default_str();
   app->add_option("--halve-above", options->batch_limit.halve_above,
                   "Use of the cache above which half as many sequences run; "

@@ -92,7 +92,7 @@ absl::Status Engine::CreateScheduler(const EngineOptions& options) {
   if (policy == nullptr)
     return absl::InvalidArgumentError(
         absl::StrCat("victim policy '", options.victim_policy,
-                     "': 'youngest', 'lru' or 'page-aware'"));
+                     "': 'youngest' or 'fifo', 'lru' or 'page-aware'"));
   SchedulerOptions scheduler;
   scheduler.max_num_seqs = std::max(options.max_sequences, 1u);
   scheduler.max_num_batched_tokens = decoder_->options().max_batch_tokens;

@@ -71,7 +71,9 @@ struct SchedulerOptions {
   // are then admitted one step ahead, with memory for all of their prompts, or,
   // where the cache drops tokens and lacks it, for the next step; where taking
   // that memory from what is kept for others would outlast the step, some steps
-  // later (SequenceCache::PrepareRoom).
+  // later (SequenceCache::PrepareRoom). A prompt of one token, or with one left
+  // behind what the cache has of it, is then computed with those that decode,
+  // before longer prompts that were admitted earlier.
   // Else Complete releases, Schedule admits, and PrepareNext does nothing.
   bool prepare_next = false;
   // Of the requests that wait, the first so many are told to the cache, where

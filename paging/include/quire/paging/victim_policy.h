@@ -47,7 +47,8 @@ std::unique_ptr<VictimPolicy> MakeLeastRecentPolicy();
 // doubt the youngest.
 std::unique_ptr<VictimPolicy> MakePageAwarePolicy();
 
-// By name, for options: "youngest", "lru", "page-aware"; null for others.
+// By name, for options: "youngest" or "fifo", which are the same, "lru",
+// "page-aware"; null for others.
 std::unique_ptr<VictimPolicy> MakeVictimPolicy(const std::string& name);
 
 }  // namespace quire
