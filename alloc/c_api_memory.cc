@@ -78,7 +78,8 @@ quire_status quire_memory_limit_from_utilization(const quire_memory* memory,
         memory->memory->driver()->GetMemoryInfo(memory->memory->device()));
     QUIRE_ASSIGN_OR_RETURN(
         const Bytes computed,
-        quire::LimitFromUtilization(info, fraction, Bytes(headroom)));
+        quire::LimitFromUtilization(info, fraction, Bytes(headroom),
+                                    memory->memory->GetStatistics().in_use));
     *limit = computed.value();
     return absl::OkStatus();
   });

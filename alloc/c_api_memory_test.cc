@@ -270,6 +270,13 @@ TEST_F(CApiMemoryTest, ComputesALimitFromAFractionOfTheDevice) {
       quire_memory_limit_from_utilization(memory_, 1.0, 12 * kPage, &limit),
       QUIRE_OK);
   EXPECT_EQ(limit, 20 * kPage);
+  // What the memory has itself makes no difference.
+  const uint64_t address = Allocate(9 * kPage);
+  EXPECT_EQ(
+      quire_memory_limit_from_utilization(memory_, 1.0, 12 * kPage, &limit),
+      QUIRE_OK);
+  EXPECT_EQ(limit, 20 * kPage);
+  EXPECT_EQ(quire_allocator_free(allocator_, address, 0), QUIRE_OK);
   for (const double fraction : {0.0, -1.0, 1.5, std::nan("")}) {
     EXPECT_EQ(quire_memory_limit_from_utilization(memory_, fraction, 0, &limit),
               QUIRE_INVALID_ARGUMENT)

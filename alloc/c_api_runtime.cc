@@ -62,6 +62,7 @@ RuntimeOptions RuntimeOptionsFrom(const quire_runtime_options& from) {
     options.pressure.hysteresis = from.pressure_hysteresis;
   }
   options.soft_limit = Bytes(from.soft_limit);
+  if (from.seed != 0) options.seed = from.seed;
   if (from.on_leaks != nullptr) {
     options.on_leaks = [on_leaks = from.on_leaks, context = from.leak_context](
                            const std::vector<LeakReport>& leaks) {

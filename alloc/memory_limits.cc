@@ -7,7 +7,8 @@
 namespace quire {
 
 absl::StatusOr<Bytes> LimitFromUtilization(const DeviceMemoryInfo& info,
-                                           double fraction, Bytes headroom) {
+                                           double fraction, Bytes headroom,
+                                           Bytes held) {
   // Written so that NaN, which compares with nothing, is refused.
   if (!(fraction > 0.0 && fraction <= 1.0)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -18,7 +19,8 @@ absl::StatusOr<Bytes> LimitFromUtilization(const DeviceMemoryInfo& info,
   // A total near 2^64 rounds up to what an integer does not hold.
   const Bytes wanted =
       share >= total ? info.total : Bytes(static_cast<uint64_t>(share));
-  const Bytes spare = SaturatingSubtract(info.free, headroom);
+  const Bytes spare =
+      SaturatingSubtract(SaturatingAdd(info.free, held), headroom);
   const Bytes limit = std::min(wanted, spare);
   if (limit.zero()) {
     return absl::ResourceExhaustedError(absl::StrCat(

@@ -21,6 +21,9 @@ TEST(LimitFromUtilizationTest, IsAShareOfTheTotalAsFarAsThatIsFree) {
   EXPECT_EQ(*LimitFromUtilization(shared, 0.75), GiB(14));
   EXPECT_EQ(*LimitFromUtilization(shared, 0.75, GiB(4)), GiB(10));
   EXPECT_EQ(*LimitFromUtilization(shared, 0.25, GiB(4)), GiB(6));
+  // What it has itself is its own to keep.
+  EXPECT_EQ(*LimitFromUtilization(shared, 0.75, GiB(4), GiB(3)), GiB(13));
+  EXPECT_EQ(*LimitFromUtilization(shared, 0.5, GiB(1), GiB(10)), GiB(12));
 }
 
 TEST(LimitFromUtilizationTest, RefusesFractionsThatAreNone) {

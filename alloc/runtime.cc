@@ -37,6 +37,7 @@ absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(
                                             &runtime->owners_, memory_options));
     DeviceAllocatorOptions allocator_options;
     allocator_options.trace = trace;
+    allocator_options.seed = options.seed + static_cast<uint64_t>(id);
     allocator_options.listener = options.listener;
     allocator_options.sample_interval = options.sample_interval;
     device.allocator =

@@ -125,11 +125,13 @@ typedef struct quire_runtime_options {
   void (*on_leaks)(void* context, const quire_leak_totals* totals,
                    const char* text);
   void* leak_context;  // passed to it
+  // Small allocations are placed in random order: this one. Default 1.
+  uint64_t seed;
 } quire_runtime_options;
 #define QUIRE_RUNTIME_OPTIONS_INIT                                           \
   {                                                                          \
     sizeof(quire_runtime_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0, 0                                                           \
+        0, 0, 0, 0, 0                                                        \
   }
 
 // Opens the driver and gives every device of it a pool of pages and an
@@ -245,9 +247,9 @@ QUIRE_C_FUNCTION quire_status quire_memory_set_soft_limit(
     quire_memory* memory, uint64_t limit) QUIRE_C_NOEXCEPT;
 
 // A limit as a fraction of the device, as gpu_memory_utilization of vLLM:
-//   min(fraction * total, free - headroom)
-// `fraction` is above 0 and at most 1. What others use now is not counted on.
-// For quire_memory_set_limit, before memory is in use. Errors:
+//   min(fraction * total, free + held - headroom)
+// `fraction` is above 0 and at most 1, `held` what the memory has now. What
+// others use now is not counted on. For quire_memory_set_limit. Errors:
 // QUIRE_INVALID_ARGUMENT for the fraction, QUIRE_OUT_OF_DEVICE_MEMORY where
 // nothing is left.
 QUIRE_C_FUNCTION quire_status quire_memory_limit_from_utilization(

@@ -52,21 +52,23 @@ struct OwnerStatistics {
 // The limit of a device memory as a fraction of the device, for settings such
 // as gpu_memory_utilization of vLLM:
 //
-//   min(fraction * total, free - headroom)
+//   min(fraction * total, free + held - headroom)
 //
 // `fraction` is of everything the device has, not of what is free, and for this
 // process alone: two processes with 0.45 each share a device. What others use
 // when asked (other processes, the display, and contexts and memory of this
 // process outside of Quire) cannot be had, so it is never counted on: the
 // result is at most what is free now, less the `headroom` to be left to them.
-// (vLLM refuses to start where fraction * total is not free; here the limit is
+// `held` is what the device memory has already, when its limit is set anew:
+// DeviceMemoryStatistics::in_use, or nothing before there is one. (vLLM refuses to start where fraction * total is not free; here the limit is
 // lower.)
 //
 // Errors: kInvalidArgument for a fraction that is not above 0 and at most 1,
 // NaN included; kResourceExhausted where nothing is left.
 absl::StatusOr<Bytes> LimitFromUtilization(const DeviceMemoryInfo& info,
                                            double fraction,
-                                           Bytes headroom = Bytes(0));
+                                           Bytes headroom = Bytes(0),
+                                           Bytes held = Bytes(0));
 
 }  // namespace quire
 

@@ -40,6 +40,9 @@ struct RuntimeOptions {
   // DeviceMemory::SetSoftLimit.
   PressureThresholds pressure;
   Bytes soft_limit;
+  // DeviceAllocatorOptions: the random order in which allocators place what is
+  // small; each has another.
+  uint64_t seed = 1;
   // Told of the compactions of the allocators; null: nobody. Outlives the
   // runtime.
   CompactionListener* listener = nullptr;
