@@ -365,6 +365,34 @@ TEST_F(AllocatorGraphTest, WhatElseIsFreedOnTheStreamWaitsForTheEnd) {
   }
 }
 
+TEST_F(AllocatorGraphTest, WhatOnlyTheEndOfACaptureGivesBackIsNotPromised) {
+  const StreamId stream = MakeStream();
+  const StreamId other = MakeStream();
+  constexpr uint64_t kFreed = kLimitPages / 2;
+  const DeviceAddress large = AllocatePages(kFreed, stream);
+  const GraphPoolId pool = CreatePool();
+  Begin(pool, stream);
+  Free(large, stream);
+  EXPECT_EQ(allocator_->GetLargestPossible().value(),
+            (kLimitPages - kFreed) * kPageBytes);
+  AllocateOptions options;
+  options.stream = other;
+  const OutOfMemoryVerdict verdict =
+      ExpectOutOfMemory((kFreed + 1) * kPageBytes, options);
+  EXPECT_EQ(verdict.kind, ShortageKind::kCooling) << verdict.ToString();
+  EXPECT_EQ(verdict.cooling.value(), kFreed * kPageBytes);
+  EXPECT_EQ(verdict.largest_possible.value(),
+            (kLimitPages - kFreed) * kPageBytes);
+  ASSERT_EQ(verdict.awaited.size(), 1u);
+  EXPECT_EQ(verdict.awaited[0].stream, stream);
+  EXPECT_EQ(verdict.awaited[0].cooling.value(), kFreed * kPageBytes);
+  Free(AllocatePages(kLimitPages - kFreed, other), other);
+  End(stream);
+  EXPECT_EQ(allocator_->GetLargestPossible().value(), kLimitPages * kPageBytes);
+  Free(AllocatePages(kLimitPages, other), other);
+  Release(pool);
+}
+
 TEST_F(AllocatorGraphTest, ThreadsOnOtherStreamsRunDuringCaptures) {
   std::atomic<bool> stop = false;
   std::vector<std::thread> threads;

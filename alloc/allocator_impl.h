@@ -121,6 +121,7 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   void AfterWake(OwnerId owner) override;
   bool CanSleep(OwnerId owner) const override;
   PageCount Reclaimable() const override;
+  CapturedPages GetCapturedPages() const override;
   CompactionEstimate EstimateCompaction() const override;
   std::string ReclaimerName() const override;
 
@@ -483,6 +484,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
   OutOfMemoryVerdict Diagnose(const Request& request,
                               OutOfMemoryVerdict verdict)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of the pages that the heap can give up, those that nothing keeps but work
+  // that ends by itself: none of what cools where a stream that is captured has
+  // a part in it. O(streams and blocks that cool).
+  uint64_t AwaitablePages(const OwnerHeap& heap) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The error for a request above the pool's limit, else OK.
   absl::Status CheckAgainstLimit(const Request& request) const;
   void Trace(TraceAction action, OwnerId owner, DeviceAddress address,

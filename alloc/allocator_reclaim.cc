@@ -331,8 +331,24 @@ PageCount DeviceAllocator::Impl::Reclaimable() const {
   MutexLock lock(&mutex_);
   FlushCaches();
   uint64_t pages = 0;
-  for (const auto& heap : heaps_) pages += heap->reclaimable_pages();
+  for (const auto& heap : heaps_) pages += AwaitablePages(*heap);
   return PageCount(pages);
+}
+
+PageReclaimer::CapturedPages DeviceAllocator::Impl::GetCapturedPages() const {
+  const HookDeferral deferral(memory_);
+  MutexLock lock(&mutex_);
+  CapturedPages captured;
+  for (const auto& heap : heaps_) {
+    const uint64_t pages = heap->reclaimable_pages() - AwaitablePages(*heap);
+    if (pages == 0) continue;
+    captured.pages = PageCount(captured.pages.value() + pages);
+    for (const auto& list : heap->free_lists()) {
+      if (list->captured() && !list->empty())
+        captured.streams.push_back({list->stream(), Bytes(list->bytes())});
+    }
+  }
+  return captured;
 }
 
 std::string DeviceAllocator::Impl::ReclaimerName() const {

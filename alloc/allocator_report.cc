@@ -2,6 +2,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "alloc/allocator_impl.h"
@@ -143,11 +144,25 @@ PageCount DeviceAllocator::Impl::LargestCommit(OwnerId owner) {
     for (const auto& heap : heaps_) {
       const size_t id = heap->owner().value();
       if (id >= idle.size()) idle.resize(id + 1);
-      idle[id] += heap->reclaimable_pages();
+      idle[id] += AwaitablePages(*heap);
     }
   }
   // Asks reclaimers, and this one takes the lock.
   return memory_->CalculateLargestCommit(owner, idle);
+}
+
+uint64_t DeviceAllocator::Impl::AwaitablePages(const OwnerHeap& heap) const {
+  const auto is_captured = [&heap](const SharedCooling& shared) {
+    return !shared.fence && shared.block.span->heap == &heap;
+  };
+  const auto is_of_capture = [](const auto& list) {
+    return list->captured() && !list->empty();
+  };
+  const bool awaits_capture =
+      !captures_.empty() &&
+      (absl::c_any_of(heap.free_lists(), is_of_capture) ||
+       absl::c_any_of(shared_cooling_, is_captured));
+  return awaits_capture ? heap.free_pages() : heap.reclaimable_pages();
 }
 
 uint64_t DeviceAllocator::Impl::RequestedOf(Block block) const {
@@ -216,22 +231,8 @@ std::vector<AllocationInfo> DeviceAllocator::Impl::CalculateLiveAllocations()
 absl::Status DeviceAllocator::Impl::CheckAgainstLimit(
     const Request& request) const {
   if (request.size <= memory_->limit()) return absl::OkStatus();
-  const DeviceMemoryStatistics pool = memory_->GetStatistics();
-  ShortageFacts facts;
-  facts.requested = request.size;
-  facts.limit = pool.limit;
-  facts.in_use = pool.in_use;
-  facts.cached = pool.cached;
-  facts.cooling = pool.cooling;
-  facts.device_free = pool.growable;
-  facts.device_total = pool.limit;
-  if (const absl::StatusOr<DeviceMemoryInfo> device =
-          memory_->driver()->GetMemoryInfo(memory_->device());
-      device.ok()) {
-    facts.device_free = device->free;
-    facts.device_total = device->total;
-  }
-  return DiagnoseShortage(std::move(facts)).ToStatus();
+  return memory_->DescribeShortage(PagesFor(request.size, memory_->page_size()),
+                                   request.owner);
 }
 
 OutOfMemoryVerdict DeviceAllocator::Impl::Diagnose(const Request& request,

@@ -83,6 +83,11 @@ TEST_F(AllocatorTest, TheLimitIsToBeHadAndOneByteMoreIsNot) {
   const DeviceAddress all = Allocate(limit);
   EXPECT_EQ(Statistics().live_bytes, limit);
   ExpectOutOfMemory(1);
+  // Who holds memory is said also where nothing that is given up would help.
+  const OutOfMemoryVerdict full = ExpectOutOfMemory(limit + 1);
+  EXPECT_EQ(full.kind, ShortageKind::kLimit);
+  ASSERT_EQ(full.owners.size(), 1u);
+  EXPECT_EQ(full.owners[0].second, Options().limit);
   Free(all);
   Free(Allocate(1));
 }

@@ -88,7 +88,7 @@ absl::StatusOr<AddressRange*> DeviceMemory::Impl::ReserveOrExplain(
     return range;
   } while (pages.value() <= addresses_->total_pages() &&
            Relieve(pages.value(), &relief));
-  return OutOfAddresses(pages);
+  return OutOfAddresses(pages, owner, VerdictDetail::kFull);
 }
 
 void DeviceMemory::Impl::ReleaseRange(AddressRange* range, const Fence& fence) {

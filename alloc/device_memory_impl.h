@@ -337,6 +337,8 @@ class DeviceMemory::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DescribeCooling(ShortageFacts* facts) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Beside what cools in the pool. Reclaimers are asked.
+  void DescribeCaptures(ShortageFacts* facts) ABSL_LOCKS_EXCLUDED(mutex_);
   // What takes its time.
   void DescribeCompaction(ShortageFacts* facts) ABSL_LOCKS_EXCLUDED(mutex_);
   void DescribeSleep(OwnerId owner, ShortageFacts* facts)
@@ -344,8 +346,8 @@ class DeviceMemory::Impl {
   void DescribeRecentEvents(ShortageFacts* facts) const;
   OwnerStatistics StatisticsOf(OwnerId owner)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status OutOfAddresses(PageCount pages) const
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status OutOfAddresses(PageCount pages, OwnerId owner,
+                              VerdictDetail detail) ABSL_LOCKS_EXCLUDED(mutex_);
   void Record(TraceAction action, const AddressRange* range, uint64_t first,
               uint64_t pages) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

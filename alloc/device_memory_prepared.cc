@@ -109,11 +109,13 @@ absl::Status DeviceMemory::Impl::GatherOrExplain(OwnerId owner, PageCount pages,
                                   found_addresses ? 0 : addresses.value()),
                          &relief));
   GiveUp(attempt);
+  const VerdictDetail detail =
+      wait ? VerdictDetail::kFull : VerdictDetail::kBrief;
   if (absl::IsResourceExhausted(status)) {
-    return OutOfMemory({owner, attempt.requested(), attempt.shortage, status,
-                        wait ? VerdictDetail::kFull : VerdictDetail::kBrief});
+    return OutOfMemory(
+        {owner, attempt.requested(), attempt.shortage, status, detail});
   }
-  return status.ok() ? OutOfAddresses(addresses) : status;
+  return status.ok() ? OutOfAddresses(addresses, owner, detail) : status;
 }
 
 PageCount DeviceMemory::Impl::HarvestCached() {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -201,6 +202,7 @@ OutOfMemoryVerdict DeviceMemory::Impl::DescribeShortage(PageCount pages,
     DescribeOwners(pages, owner, &facts);
     DescribeCooling(&facts);
   }
+  DescribeCaptures(&facts);
   if (detail == VerdictDetail::kFull) {
     DescribeCompaction(&facts);
     DescribeSleep(owner, &facts);
@@ -234,6 +236,25 @@ void DeviceMemory::Impl::DescribeCooling(ShortageFacts* facts) const {
   for (const auto& [stream, slots] : backing_.CalculateCoolingByStream()) {
     facts->awaited.push_back({stream, PageBytes(slots)});
   }
+}
+
+void DeviceMemory::Impl::DescribeCaptures(ShortageFacts* facts) {
+  std::map<StreamId, Bytes> awaited;
+  for (const AwaitedStream& each : facts->awaited)
+    awaited[each.stream] = each.cooling;
+  reclaimers_.ForEach([&](PageReclaimer* reclaimer) {
+    const PageReclaimer::CapturedPages more = reclaimer->GetCapturedPages();
+    facts->captured =
+        SaturatingAdd(facts->captured, PageBytes(more.pages.value()));
+    for (const auto& [stream, bytes] : more.streams) {
+      awaited[stream] = SaturatingAdd(awaited[stream], bytes);
+    }
+    return true;
+  });
+  facts->cooling = SaturatingAdd(facts->cooling, facts->captured);
+  facts->awaited.clear();
+  for (const auto& [stream, bytes] : awaited)
+    facts->awaited.push_back({stream, bytes});
 }
 
 void DeviceMemory::Impl::DescribeCompaction(ShortageFacts* facts) {
@@ -309,16 +330,16 @@ absl::Status DeviceMemory::Impl::OutOfMemory(const Shortage& shortage) {
   return verdict.ToStatus();
 }
 
-absl::Status DeviceMemory::Impl::OutOfAddresses(PageCount pages) const {
-  OutOfMemoryVerdict verdict;
+absl::Status DeviceMemory::Impl::OutOfAddresses(PageCount pages,
+                                                OwnerId owner,
+                                                VerdictDetail detail) {
+  OutOfMemoryVerdict verdict = DescribeShortage(pages, owner, detail);
   verdict.kind = ShortageKind::kAddressSpace;
-  verdict.requested = PageBytes(pages.value());
-  verdict.device_total = device_total_;
+  verdict.owner_limit.reset();
   MutexLock lock(&mutex_);
   verdict.limit = PageBytes(addresses_->total_pages());
   verdict.free = PageBytes(addresses_->free_pages());
   verdict.largest_possible = PageBytes(addresses_->largest_free_run());
-  verdict.cooling = PageBytes(backing_.accounts().cooling());
   verdict.advice =
       "reserve more addresses at start (address_space), or shorter ranges; "
       "this is not lack of memory";

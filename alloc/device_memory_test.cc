@@ -135,6 +135,7 @@ TEST_F(DeviceMemoryTest, FindsTheRangeOfEveryAddressAndNothingElse) {
 
 TEST_F(DeviceMemoryTest, RunningOutOfAddressesIsNotRunningOutOfMemory) {
   AddressRange* const all = Reserve(kAddressPages);
+  ASSERT_TRUE(Commit(all, 0, 3).ok());
   const auto more = memory_->ReserveRange(PageCount(2), kOwner);
   EXPECT_EQ(more.status().code(), absl::StatusCode::kResourceExhausted);
   const auto verdict = OutOfMemoryVerdict::FromStatus(more.status());
@@ -143,6 +144,9 @@ TEST_F(DeviceMemoryTest, RunningOutOfAddressesIsNotRunningOutOfMemory) {
   EXPECT_EQ(verdict->requested.value(), 2 * kPageBytes);
   EXPECT_EQ(verdict->limit.value(), kAddressPages * kPageBytes);
   EXPECT_EQ(verdict->free, Bytes(0));
+  // Who holds what is said here too.
+  ASSERT_EQ(verdict->owners.size(), 1u);
+  EXPECT_EQ(verdict->owners[0].second.value(), 3 * kPageBytes);
   memory_->ReleaseRange(all, Fence());
   // More than there will ever be, without an overflow on the way.
   EXPECT_EQ(

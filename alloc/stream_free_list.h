@@ -93,6 +93,7 @@ class StreamFreeList {
   // While the stream is captured into a graph, an event that is recorded on it
   // says nothing about its work: CloseBatch is kFailedPrecondition.
   void set_captured(bool captured) { captured_ = captured; }
+  bool captured() const { return captured_; }
   // Takes out what is free by now, without blocking.
   struct Freed {
     std::vector<Block> slots;

@@ -50,6 +50,20 @@ std::string NameStreams(const std::vector<AwaitedStream>& awaited) {
   return text;
 }
 
+Decision BlameStreams(const ShortageFacts& facts, Bytes missing) {
+  if (SaturatingSubtract(facts.cooling, facts.captured) < missing) {
+    return {ShortageKind::kCooling,
+            FormatBytes(facts.captured) +
+                " were freed on streams that are being captured into graphs: "
+                "end the captures of " +
+                NameStreams(facts.awaited) + ", or free before they begin"};
+  }
+  return {ShortageKind::kCooling,
+          FormatBytes(facts.cooling) +
+              " were freed under fences that do not complete: synchronise " +
+              NameStreams(facts.awaited) + ", or free earlier"};
+}
+
 // The cheapest level of compaction that would do, if any does.
 std::optional<Decision> FindFragmentation(const ShortageFacts& facts,
                                           Bytes missing) {
@@ -77,8 +91,8 @@ std::optional<Decision> FindFragmentation(const ShortageFacts& facts,
 }
 
 // The order of the questions matters: what can never fit comes first, then what
-// was refused to this owner, then what is only held for now, then who holds the
-// rest.
+// nobody may have, then what was refused to this owner, then what is only held
+// for now, then who holds the rest.
 Decision Decide(const ShortageFacts& facts, Bytes device_free) {
   const Bytes growable = SaturatingSubtract(facts.limit, facts.in_use);
   const Bytes free = FreeOf(facts, device_free);
@@ -91,13 +105,13 @@ Decision Decide(const ShortageFacts& facts, Bytes device_free) {
                 ": use a smaller model, batch or context, or offload to the "
                 "host"};
   }
-  if (facts.owner_limit) return BlameOwner(facts);
   if (facts.requested > facts.limit) {
     return {ShortageKind::kLimit, "the request is above the limit of " +
                                       FormatBytes(facts.limit) +
                                       ": raise the limit to at least " +
                                       FormatBytes(facts.requested)};
   }
+  if (facts.owner_limit) return BlameOwner(facts);
   if (facts.requested > facts.allowance &&
       facts.requested <=
           SaturatingAdd(facts.allowance, facts.reserved_for_others)) {
@@ -111,12 +125,7 @@ Decision Decide(const ShortageFacts& facts, Bytes device_free) {
             "the driver refused memory that it reports as free: something else "
             "took it meanwhile, try again"};
   }
-  if (facts.cooling >= missing) {
-    return {ShortageKind::kCooling,
-            FormatBytes(facts.cooling) +
-                " were freed under fences that do not complete: synchronise " +
-                NameStreams(facts.awaited) + ", or free earlier"};
-  }
+  if (facts.cooling >= missing) return BlameStreams(facts, missing);
   if (const auto fragmented = FindFragmentation(facts, missing)) {
     return *fragmented;
   }
@@ -276,7 +285,7 @@ OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts) {
   Decision decision = Decide(facts, device_free);
   verdict.kind = decision.kind;
   verdict.advice = std::move(decision.advice);
-  if (verdict.kind == ShortageKind::kLimit) {
+  if (verdict.kind == ShortageKind::kLimit && facts.requested <= facts.limit) {
     verdict.owner_limit = std::move(facts.owner_limit);
   }
   verdict.owners = std::move(facts.owners);

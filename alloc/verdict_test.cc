@@ -235,6 +235,21 @@ TEST(DiagnoseShortageTest, NamesTheStreamsThatAreAwaitedMostMemoryFirst) {
               HasSubstr("the streams that used them"));
 }
 
+TEST(DiagnoseShortageTest, NamesCapturesWhereOnlyTheirEndWouldDo) {
+  ShortageFacts facts = FullPool();
+  facts.cooling = facts.requested;
+  facts.captured = MiB(1);
+  facts.awaited = {{StreamId(7), MiB(1)}};
+  OutOfMemoryVerdict verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.kind, ShortageKind::kCooling);
+  EXPECT_THAT(verdict.advice, HasSubstr("captures of stream 7"));
+  // What cools beside would do.
+  facts.cooling = SaturatingAdd(facts.requested, facts.captured);
+  verdict = DiagnoseShortage(facts);
+  EXPECT_EQ(verdict.kind, ShortageKind::kCooling);
+  EXPECT_THAT(verdict.advice, HasSubstr("synchronise stream 7"));
+}
+
 TEST(DiagnoseShortageTest, TheLimitOfAnOwnerComesBeforeWhatThePoolHas) {
   ShortageFacts facts = FullPool();
   facts.in_use = GiB(2);

@@ -61,6 +61,7 @@
 #include "quire/alloc/owner.h"
 #include "quire/alloc/sleep.h"
 #include "quire/alloc/units.h"
+#include "quire/alloc/verdict.h"
 
 namespace quire {
 
@@ -117,6 +118,14 @@ class PageReclaimer {
   virtual bool CanSleep(OwnerId /*owner*/) const { return true; }
   // How many Reclaim could give now. For verdicts and Trim. O(1). Same rules.
   virtual PageCount Reclaimable() const = 0;
+  // Pages that nobody holds, which Reclaimable does not count: work that they
+  // wait for is being captured into a graph, and is over for them only once the
+  // capture has ended. For verdicts. Same rules.
+  struct CapturedPages {
+    PageCount pages;
+    std::vector<AwaitedStream> streams;  // one may be named several times
+  };
+  virtual CapturedPages GetCapturedPages() const { return {}; }
   // Names the cache in verdicts: "parked KV ranges".
   virtual std::string ReclaimerName() const = 0;
 };

@@ -103,6 +103,8 @@ struct ShortageFacts {
   Bytes in_use;
   Bytes cached;
   Bytes cooling;
+  // Of it, what comes back when captures into graphs have ended.
+  Bytes captured;
   // Held by caches that could give it up, and what compaction could free beyond
   // that: mesh, and relocation beyond mesh.
   Bytes reclaimable;
