@@ -14,6 +14,7 @@
 #include "loader/checkpoint_tensors.h"
 #include "loader/gguf_reader.h"
 #include "loader/random_access_file.h"
+#include "loader/tensor_errors.h"
 #include "loader/weight_files.h"
 #include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
@@ -185,15 +186,12 @@ absl::Status Checkpoint::ReadSmallTensor(const TensorInfo& tensor,
         absl::StrCat(Printable(path), ": tensor ", Quoted(tensor.name), " has ",
                      tensor.size.value(), " bytes, more than the ",
                      limit.value(), " that may be read at once here"));
-  const absl::Status read = [&]() -> absl::Status {
+  const auto read = [&]() -> absl::Status {
     QUIRE_ASSIGN_OR_RETURN(const auto file, OpenUnchanged(files_[tensor.file]));
     out->resize(tensor.size.value());
     return file->Read(tensor.offset, *out);
-  }();
-  if (!read.ok())
-    return absl::Status(read.code(), absl::StrCat(read.message(), " (tensor ",
-                                                  Quoted(tensor.name), ")"));
-  return absl::OkStatus();
+  };
+  return OfTensor(tensor, read());
 }
 
 }  // namespace quire

@@ -7,10 +7,12 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "loader/checkpoint_test_util.h"
+#include "quire/loader/tensor_pieces.h"
 
 namespace quire {
 namespace {
@@ -398,6 +400,33 @@ TEST_F(CheckpointTest, ReadsASmallTensorWhole) {
   const absl::Status too_large = checkpoint->ReadSmallTensor(
       *checkpoint->Find("b"), &bytes, /*limit=*/Bytes(2));
   EXPECT_THAT(too_large.message(), HasSubstr("tensor \"b\" has 3 bytes"));
+}
+
+TEST_F(CheckpointTest, ReadsATensorInPiecesOfWholeUnits) {
+  std::string bytes(3 << 20, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<char>(i * 7 + i / 251);
+  std::string file =
+      Safetensors(Header(Entry("a", "U8", "[4]", "[0,4]"),
+                         Entry("b", "U8", "[3145728]", "[4,3145732]")));
+  folder_.Write("model.safetensors", file.append("abcd").append(bytes));
+  const auto checkpoint = Opened();
+  for (const uint64_t unit : {1u, 18u, 210u, 5u << 19}) {
+    std::string read;
+    const absl::Status status =
+        ReadInPieces(*checkpoint, *checkpoint->Find("b"), Bytes(unit),
+                     [&](std::span<std::byte> piece) {
+                       EXPECT_EQ(read.size() % unit, 0u);
+                       read.append(reinterpret_cast<const char*>(piece.data()),
+                                   piece.size());
+                     });
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(read, bytes) << unit;
+  }
+  const absl::Status too_large = ReadInPieces(
+      *checkpoint, *checkpoint->Find("b"), MiB(9), [](std::span<std::byte>) {});
+  EXPECT_THAT(std::string(too_large.message()),
+              AllOf(HasSubstr("model.safetensors"), HasSubstr("\"b\"")));
 }
 
 TEST_F(CheckpointTest, AFileThatBecomesShorterIsReported) {

@@ -24,26 +24,23 @@ std::vector<uint32_t> SequentialGroups(const GptqModule& module) {
 }
 
 // The format makes groups of one size, the last one perhaps smaller.
-void WarnOfUnequalGroups(const GptqModule& module,
-                         const std::vector<uint32_t>& groups,
-                         std::vector<std::string>* warnings) {
+bool GroupsAreEqual(const GptqModule& module,
+                    const std::vector<uint32_t>& groups) {
   const auto sizes_of = [&module](const std::vector<uint32_t>& index) {
     std::vector<uint64_t> sizes(module.groups, 0);
     for (const uint32_t group : index) ++sizes[group];
     std::sort(sizes.begin(), sizes.end());
     return sizes;
   };
-  if (sizes_of(groups) != sizes_of(SequentialGroups(module)))
-    warnings->push_back(absl::StrCat("tensor ", Quoted(module.g_idx->name),
-                                     ": its groups are not all of size ",
-                                     module.settings.group_size));
+  return sizes_of(groups) == sizes_of(SequentialGroups(module));
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<uint32_t>> ReadGroupIndex(
     const Checkpoint& checkpoint, const GptqModule& module,
-    std::vector<std::string>* warnings) {
+    GroupIndexOddity* oddity) {
+  if (oddity != nullptr) *oddity = GroupIndexOddity::kNone;
   if (module.g_idx == nullptr) return SequentialGroups(module);
   std::vector<std::byte> bytes;
   QUIRE_RETURN_IF_ERROR(checkpoint.ReadSmallTensor(*module.g_idx, &bytes));
@@ -61,14 +58,11 @@ absl::StatusOr<std::vector<uint32_t>> ReadGroupIndex(
   const bool all_zero = std::all_of(groups.begin(), groups.end(),
                                     [](uint32_t group) { return group == 0; });
   if (all_zero && module.groups > 1) {
-    if (warnings != nullptr)
-      warnings->push_back(
-          absl::StrCat("tensor ", Quoted(module.g_idx->name),
-                       ": all zero, though there are ", module.groups,
-                       " groups; rows are taken to be in order"));
+    if (oddity != nullptr) *oddity = GroupIndexOddity::kAllZero;
     return SequentialGroups(module);
   }
-  if (warnings != nullptr) WarnOfUnequalGroups(module, groups, warnings);
+  if (oddity != nullptr && !GroupsAreEqual(module, groups))
+    *oddity = GroupIndexOddity::kUnequalGroups;
   return groups;
 }
 

@@ -17,7 +17,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 class GptqModulesTest : public testing::Test {
  protected:
@@ -344,33 +343,32 @@ TEST_F(GptqModulesTest, APermutedGIdxIsReturnedAsItIs) {
   for (int row = 0; row < 64; ++row) stored[row] = row * 7 % 64 / 32;
   tensors["m.g_idx"].bytes = BytesOfAll(stored);
   const GptqModule module = FindOne(tensors);
-  std::vector<std::string> warnings;
-  const auto groups = ReadGroupIndex(*checkpoint_, module, &warnings);
+  GroupIndexOddity oddity;
+  const auto groups = ReadGroupIndex(*checkpoint_, module, &oddity);
   ASSERT_TRUE(groups.ok()) << groups.status();
   for (int row = 0; row < 64; ++row)
     EXPECT_EQ((*groups)[row], static_cast<uint32_t>(stored[row]));
-  EXPECT_THAT(warnings, IsEmpty());
+  EXPECT_EQ(oddity, GroupIndexOddity::kNone);
 }
 
 TEST_F(GptqModulesTest, AnAllZeroGIdxCountsAsMissing) {
   Tensors tensors = Good();
   tensors["m.g_idx"].bytes = "";
   GptqModule module = FindOne(tensors);
-  std::vector<std::string> warnings;
-  auto groups = ReadGroupIndex(*checkpoint_, module, &warnings);
+  GroupIndexOddity oddity;
+  auto groups = ReadGroupIndex(*checkpoint_, module, &oddity);
   ASSERT_TRUE(groups.ok()) << groups.status();
   EXPECT_EQ(groups->back(), 1u);
-  EXPECT_THAT(warnings, ElementsAre(HasSubstr("\"m.g_idx\": all zero")));
+  EXPECT_EQ(oddity, GroupIndexOddity::kAllZero);
 
   // With one group it is what it says.
   tensors["m.scales"].shape = {1, 24};
   tensors["m.qzeros"].shape = {1, 3};
   module = FindOne(tensors, R"({"bits":4,"group_size":-1})");
-  warnings.clear();
-  groups = ReadGroupIndex(*checkpoint_, module, &warnings);
+  groups = ReadGroupIndex(*checkpoint_, module, &oddity);
   ASSERT_TRUE(groups.ok()) << groups.status();
   EXPECT_EQ(groups->back(), 0u);
-  EXPECT_THAT(warnings, IsEmpty());
+  EXPECT_EQ(oddity, GroupIndexOddity::kNone);
 }
 
 TEST_F(GptqModulesTest, GroupsOutsideTheModuleAreNamed) {
@@ -388,15 +386,15 @@ TEST_F(GptqModulesTest, GroupsOutsideTheModuleAreNamed) {
   }
 }
 
-TEST_F(GptqModulesTest, UnequalGroupsAreAWarning) {
+TEST_F(GptqModulesTest, UnequalGroupsAreOdd) {
   Tensors tensors = Good();
   std::vector<int32_t> stored(64, 1);
   stored[0] = 0;
   tensors["m.g_idx"].bytes = BytesOfAll(stored);
   const GptqModule module = FindOne(tensors);
-  std::vector<std::string> warnings;
-  EXPECT_TRUE(ReadGroupIndex(*checkpoint_, module, &warnings).ok());
-  EXPECT_THAT(warnings, ElementsAre(HasSubstr("not all of size 32")));
+  GroupIndexOddity oddity;
+  EXPECT_TRUE(ReadGroupIndex(*checkpoint_, module, &oddity).ok());
+  EXPECT_EQ(oddity, GroupIndexOddity::kUnequalGroups);
 }
 
 }  // namespace

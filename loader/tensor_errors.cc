@@ -18,6 +18,12 @@ absl::Status TensorError(const Checkpoint& checkpoint, const TensorInfo& tensor,
                    absl::StrJoin(tensor.shape, ", "), "]: ", problem));
 }
 
+absl::Status OfTensor(const TensorInfo& tensor, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(status.message(), " (tensor ",
+                                                  Quoted(tensor.name), ")"));
+}
+
 absl::StatusOr<const TensorInfo*> RequireTensor(const Checkpoint& checkpoint,
                                                 std::string_view name,
                                                 const TensorInfo& owner) {

@@ -20,6 +20,9 @@ bool IsFloatType(DType dtype);
 absl::Status TensorError(const Checkpoint& checkpoint, const TensorInfo& tensor,
                          const std::string& problem);
 
+// The same status, with the tensor that was read when it came about.
+absl::Status OfTensor(const TensorInfo& tensor, const absl::Status& status);
+
 // kNotFound, with the tensor that it belongs to, where it is missing.
 absl::StatusOr<const TensorInfo*> RequireTensor(const Checkpoint& checkpoint,
                                                 std::string_view name,

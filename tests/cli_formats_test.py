@@ -197,6 +197,12 @@ class BrokenTest(unittest.TestCase):
                              "--max-new-tokens", "1", *EXACT)
                 self.assertIn("1 scale(s) are NaN or infinite", result.stderr)
                 self.assertIn(tensor.rsplit(".", 1)[0], result.stderr)
+                for verb in ("inspect", "load"):
+                    result = run(verb, folder, "--json")
+                    self.assertEqual(result.returncode, 0, result.stderr)
+                    self.assertIn("1 scale(s) are NaN or infinite",
+                                  " ".join(json.loads(result.stdout)
+                                           ["warnings"]))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenRunnable(
                          Checkpoint::Open(model));
   QUIRE_ASSIGN_OR_RETURN(const ModelConfig config,
                          ParseModelConfig(*checkpoint));
-  QUIRE_RETURN_IF_ERROR(ModelWeights::Check(*checkpoint, config));
+  QUIRE_RETURN_IF_ERROR(ModelWeights::Check(*checkpoint, config).status());
   return checkpoint;
 }
 

@@ -1,9 +1,12 @@
 // quire inspect: what a checkpoint is, and what is wrong with it.
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,8 +19,10 @@
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/checkpoint.h"
 #include "quire/loader/quantization.h"
+#include "quire/loader/tensor_pieces.h"
 #include "quire/model/model_weights.h"
 #include "quire/model/tokenizer.h"
+#include "quire/model/weight_data.h"
 
 namespace quire {
 namespace {
@@ -26,6 +31,7 @@ using nlohmann::json;
 
 struct InspectOptions {
   std::string model;
+  bool headers_only = false;
   bool json = false;
 };
 
@@ -37,6 +43,10 @@ struct Inspection {
   void AddDefect(const absl::Status& status) {
     report["defects"].push_back(std::string(status.message()));
     first_defect.Update(status);
+  }
+  void AddWarnings(const std::vector<std::string>& warnings) {
+    for (const std::string& warning : warnings)
+      report["warnings"].push_back(warning);
   }
 };
 
@@ -66,7 +76,6 @@ void DescribeFiles(const Checkpoint& checkpoint, json* report) {
   (*report)["elements"] = elements;
   (*report)["bytes"] = checkpoint.total_size().value();
   (*report)["types"] = types;
-  (*report)["warnings"] = checkpoint.warnings();
 }
 
 const char* LayoutName(const GptqConfig& config) {
@@ -122,30 +131,49 @@ json DescribeScaled(const QuantizedModules& quantized) {
           {"zero_points", zero_points}};
 }
 
-void DescribeQuantization(const Checkpoint& checkpoint,
-                          Inspection* inspection) {
-  const absl::StatusOr<QuantizedModules> quantized =
-      FindQuantizedModules(checkpoint);
-  if (!quantized.ok()) return inspection->AddDefect(quantized.status());
-  if (quantized->method == QuantizationMethod::kNone) return;
-  // The group index is data, not a header; it is small, and nothing else tells
-  // whether it is right.
-  for (const GptqModule& module : quantized->gptq)
-    if (const auto groups = ReadGroupIndex(checkpoint, module); !groups.ok())
-      inspection->AddDefect(groups.status());
-  for (const ScaledModule& module : quantized->scaled)
-    if (const auto columns = ReadScaleColumns(checkpoint, module);
-        !columns.ok())
-      inspection->AddDefect(columns.status());
-  json report = quantized->gptq_config ? DescribeGptq(*quantized)
-                                       : DescribeScaled(*quantized);
-  report["method"] = QuantizationMethodName(quantized->method);
-  inspection->report["quantization"] = std::move(report);
-  for (const std::string& note : quantized->notes)
-    inspection->report["warnings"].push_back(note);
+// Reads from the files, and shows how far it has come where a person watches.
+PieceReader ReadingFrom(const Checkpoint& checkpoint) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  return [&checkpoint, show = LoadProgressLine(), start, last = start,
+          done = Bytes(0)](const TensorInfo& tensor, Bytes unit,
+                           const SeePiece& see) mutable {
+    return ReadInPieces(
+        checkpoint, tensor, unit, [&](std::span<const std::byte> piece) {
+          see(piece);
+          done = SaturatingAdd(done, Bytes(piece.size()));
+          const auto now = Clock::now();
+          if (!show || now - last < std::chrono::milliseconds(250)) return;
+          last = now;
+          show({done, checkpoint.total_size(),
+                std::chrono::duration<double>(now - start).count()});
+        });
+  };
 }
 
-void DescribeModel(const Checkpoint& checkpoint, Inspection* inspection) {
+void DescribeQuantization(const QuantizedModules& quantized,
+                          Inspection* inspection) {
+  if (quantized.method == QuantizationMethod::kNone) return;
+  json report = quantized.gptq_config ? DescribeGptq(quantized)
+                                      : DescribeScaled(quantized);
+  report["method"] = QuantizationMethodName(quantized.method);
+  inspection->report["quantization"] = std::move(report);
+}
+
+void DescribeData(const Checkpoint& checkpoint,
+                  const QuantizedModules& quantized, DataParts parts,
+                  Inspection* inspection) {
+  const DataFindings findings =
+      CheckWeightData(checkpoint, quantized, parts, ReadingFrom(checkpoint));
+  for (const absl::Status& error : findings.errors)
+    inspection->AddDefect(error);
+  inspection->AddWarnings(findings.warnings);
+}
+
+// Returns what is odd about the tensors, the checkpoint's own warnings and
+// those about its quantisation among it; nothing where the model is not known.
+std::optional<std::vector<std::string>> DescribeModel(
+    const Checkpoint& checkpoint, Inspection* inspection) {
   json& report = inspection->report;
   const absl::StatusOr<ModelConfig> config = ParseModelConfig(checkpoint);
   if (!config.ok()) {
@@ -154,7 +182,7 @@ void DescribeModel(const Checkpoint& checkpoint, Inspection* inspection) {
       report["unsupported"] = std::string(config.status().message());
     else
       inspection->AddDefect(config.status());
-    return;
+    return std::nullopt;
   }
   report["family"] = config->family;
   report["model"] = {{"layers", config->layers},
@@ -167,11 +195,31 @@ void DescribeModel(const Checkpoint& checkpoint, Inspection* inspection) {
                      {"max_positions", config->max_positions},
                      {"tied_embeddings", config->tied_embeddings},
                      {"eos_tokens", config->eos_tokens}};
-  const absl::Status weights = ModelWeights::Check(checkpoint, *config);
-  if (absl::IsUnimplemented(weights))
-    report["unsupported"] = std::string(weights.message());
-  else if (!weights.ok() && inspection->first_defect.ok())
-    inspection->AddDefect(weights);
+  auto oddities = ModelWeights::Check(checkpoint, *config);
+  if (oddities.ok()) return *std::move(oddities);
+  if (absl::IsUnimplemented(oddities.status()))
+    report["unsupported"] = std::string(oddities.status().message());
+  else if (inspection->first_defect.ok())
+    inspection->AddDefect(oddities.status());
+  return std::nullopt;
+}
+
+void DescribeContents(const Checkpoint& checkpoint, DataParts parts,
+                      Inspection* inspection) {
+  const absl::StatusOr<QuantizedModules> quantized =
+      FindQuantizedModules(checkpoint);
+  if (quantized.ok()) {
+    DescribeQuantization(*quantized, inspection);
+    DescribeData(checkpoint, *quantized, parts, inspection);
+  } else {
+    inspection->AddDefect(quantized.status());
+  }
+  if (const auto oddities = DescribeModel(checkpoint, inspection)) {
+    inspection->AddWarnings(*oddities);
+  } else {
+    inspection->AddWarnings(checkpoint.warnings());
+    if (quantized.ok()) inspection->AddWarnings(quantized->notes);
+  }
 }
 
 // The tokenizer, where there is one: a model runs on tokens as well.
@@ -186,8 +234,7 @@ void DescribeTokenizer(const std::string& model, const Checkpoint& checkpoint,
     inspection->report["tokenizer"] = {
         {"vocab_size", (*tokenizer)->vocab_size()}};
   } else if (absl::IsUnimplemented(tokenizer.status())) {
-    inspection->report["warnings"].push_back(
-        std::string(tokenizer.status().message()));
+    inspection->AddWarnings({std::string(tokenizer.status().message())});
   } else if (!absl::IsNotFound(tokenizer.status())) {
     inspection->AddDefect(tokenizer.status());
   }
@@ -200,18 +247,20 @@ Inspection StartInspection(const std::string& path) {
       absl::OkStatus()};
 }
 
-Inspection InspectCheckpoint(const std::string& model) {
-  Inspection inspection = StartInspection(model);
+Inspection InspectCheckpoint(const InspectOptions& options) {
+  Inspection inspection = StartInspection(options.model);
   const absl::StatusOr<std::unique_ptr<Checkpoint>> checkpoint =
-      Checkpoint::Open(model);
+      Checkpoint::Open(options.model);
   if (!checkpoint.ok()) {
     inspection.AddDefect(checkpoint.status());
     return inspection;
   }
   DescribeFiles(**checkpoint, &inspection.report);
-  DescribeQuantization(**checkpoint, &inspection);
-  DescribeModel(**checkpoint, &inspection);
-  DescribeTokenizer(model, **checkpoint, &inspection);
+  const bool data = !options.headers_only;
+  DescribeContents(**checkpoint,
+                   {.groups = true, .tables = data, .weights = data},
+                   &inspection);
+  DescribeTokenizer(options.model, **checkpoint, &inspection);
   inspection.report["runnable"] = inspection.first_defect.ok() &&
                                   !inspection.report.contains("unsupported");
   return inspection;
@@ -247,8 +296,14 @@ absl::Status PrintInspection(const json& report) {
   return PrintText(text);
 }
 
+// Whether a configuration says what the tensors are for.
+bool SaysWhatItIs(const Checkpoint& checkpoint) {
+  return checkpoint.format() == CheckpointFormat::kGguf ||
+         checkpoint.config().contains("model_type");
+}
+
 absl::Status Inspect(const InspectOptions& options) {
-  const Inspection inspection = InspectCheckpoint(options.model);
+  const Inspection inspection = InspectCheckpoint(options);
   QUIRE_RETURN_IF_ERROR(options.json ? PrintJson(inspection.report)
                                      : PrintInspection(inspection.report));
   return inspection.first_defect;
@@ -256,14 +311,22 @@ absl::Status Inspect(const InspectOptions& options) {
 
 }  // namespace
 
-absl::Status CheckDescribedModel(const Checkpoint& checkpoint) {
-  if (checkpoint.format() == CheckpointFormat::kSafetensors &&
-      !checkpoint.config().contains("model_type"))
-    return absl::OkStatus();
+absl::StatusOr<std::vector<std::string>> CheckDescribedModel(
+    const Checkpoint& checkpoint) {
+  if (!SaysWhatItIs(checkpoint)) return checkpoint.warnings();
   Inspection inspection = StartInspection(checkpoint.folder());
-  DescribeQuantization(checkpoint, &inspection);
-  DescribeModel(checkpoint, &inspection);
-  return inspection.first_defect;
+  DescribeContents(checkpoint, {.groups = true}, &inspection);
+  if (!inspection.first_defect.ok()) return inspection.first_defect;
+  return inspection.report["warnings"].get<std::vector<std::string>>();
+}
+
+std::vector<std::string> CheckLoadedData(const Checkpoint& checkpoint,
+                                         DataParts parts,
+                                         const PieceReader& read) {
+  if (!SaysWhatItIs(checkpoint)) return {};
+  const auto quantized = FindQuantizedModules(checkpoint);
+  if (!quantized.ok()) return {};  // and CheckDescribedModel has said so
+  return CheckWeightData(checkpoint, *quantized, parts, read).warnings;
 }
 
 void AddInspectVerb(CLI::App* app, Action* chosen) {
@@ -273,6 +336,8 @@ void AddInspectVerb(CLI::App* app, Action* chosen) {
   verb->add_option("MODEL", options->model,
                    "Folder, .safetensors or .gguf file")
       ->required();
+  verb->add_flag("--headers-only", options->headers_only,
+                 "Read no weights: what is wrong in them stays unknown");
   verb->add_flag("--json", options->json, "Machine-readable");
   verb->callback([=] { *chosen = [=] { return Inspect(*options); }; });
 }

@@ -106,11 +106,25 @@ std::vector<const TensorInfo*> OrderTensors(const Checkpoint& checkpoint,
   return std::move(order.tensors);
 }
 
+// The tensors where they were loaded to, in memory of the host.
+PieceReader PiecesOnDevice(std::span<const TensorPlacement> placements) {
+  std::unordered_map<const TensorInfo*, const std::byte*> bytes;
+  for (const TensorPlacement& placement : placements)
+    bytes[placement.tensor] =
+        placement.destination.host_pointer<const std::byte>();
+  return [bytes = std::move(bytes)](const TensorInfo& tensor, Bytes,
+                                    const SeePiece& see) {
+    see({bytes.at(&tensor), tensor.size.value()});
+    return absl::OkStatus();
+  };
+}
+
 absl::Status Load(LoadOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                          Checkpoint::Open(options.model));
   // Whose tensors do not fit each other is not worth the time.
-  QUIRE_RETURN_IF_ERROR(CheckDescribedModel(*checkpoint));
+  QUIRE_ASSIGN_OR_RETURN(std::vector<std::string> warnings,
+                         CheckDescribedModel(*checkpoint));
   options.device.backing = options.backing == "memory";
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
                          CreateRuntime(options.device));
@@ -155,6 +169,15 @@ absl::Status Load(LoadOptions options) {
                                                 placements, streaming, report));
   }
 
+  if (runtime->driver()->device_memory_is_host_memory() &&
+      options.device.backing) {
+    // What it is told to verify it looks at whole.
+    const std::vector<std::string> odd = CheckLoadedData(
+        *checkpoint, {.tables = true, .weights = options.verify},
+        PiecesOnDevice(placements));
+    warnings.insert(warnings.end(), odd.begin(), odd.end());
+  }
+
   const double rate =
       report.seconds > 0
           ? static_cast<double>(report.bytes.value()) / report.seconds
@@ -177,9 +200,8 @@ absl::Status Load(LoadOptions options) {
                       {"verified_by", !options.verify ? "nothing"
                                       : manifest      ? "manifest"
                                                       : "second pass"},
-                      {"warnings", checkpoint->warnings()}});
-  for (const std::string& warning : checkpoint->warnings())
-    PrintWarning(warning);
+                      {"warnings", warnings}});
+  for (const std::string& warning : warnings) PrintWarning(warning);
   return PrintText(absl::StrFormat(
       "%d tensors, %s in %.2f s (%s/s)\n"
       "staging peak    %s\n"

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "model/cli/npy_writer.h"
 #include "model/cli/option_rules.h"
 #include "model/cli/options.h"
@@ -11,6 +12,7 @@
 #include "model/cli/runnable.h"
 #include "model/cli/verbs.h"
 #include "quire/alloc/status_macros.h"
+#include "quire/model/ops.h"
 
 namespace quire {
 namespace {
@@ -40,9 +42,21 @@ absl::Status Logits(LogitsOptions options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<NpyWriter> writer,
                          NpyWriter::Create(options.output, tokens.size(),
                                            session->config().vocab_size));
+  uint64_t non_finite = 0;
   QUIRE_RETURN_IF_ERROR(session->ComputeLogits(
-      tokens, [&](std::span<const float> rows) { return writer->Append(rows); },
+      tokens,
+      [&](std::span<const float> rows) {
+        non_finite += CountNonFinite(rows.data(), DType::kF32, rows.size());
+        return writer->Append(rows);
+      },
       adapter));
+  // Whatever is wrong in the weights comes out here, also what no load looks
+  // for.
+  if (non_finite > 0)
+    PrintWarning(
+        absl::StrCat(non_finite,
+                     " logit(s) are NaN or infinite; quire inspect tells "
+                     "whether weights are"));
   return writer->Finish();
 }
 

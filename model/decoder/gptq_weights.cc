@@ -1,8 +1,5 @@
 #include "model/decoder/gptq_weights.h"
 
-#include "absl/strings/str_cat.h"
-#include "quire/alloc/quote.h"
-
 namespace quire {
 
 GroupedRows SortRowsByGroup(const std::vector<uint32_t>& group_of_row,
@@ -24,36 +21,21 @@ GroupedRows SortRowsByGroup(const std::vector<uint32_t>& group_of_row,
   return rows;
 }
 
-uint32_t ZeroOffset(const GptqModule& module, bool label_says_v2,
-                    const uint32_t* qzeros,
-                    std::optional<std::string>* warning) {
+ZeroReading ReadZeros(const GptqModule& module, bool label_says_v2,
+                      ZeroConvention found) {
   const uint32_t by_label = label_says_v2 ? 0 : 1;
   // AWQ has one convention.
   if (!module.settings.sym || module.packing == GptqPacking::kAwq)
-    return by_label;
-  switch (DetectZeroConvention(qzeros, module.groups, module.out_features,
-                               module.settings.bits)) {
+    return {by_label, ZeroLabel::kRight};
+  switch (found) {
     case ZeroConvention::kV1:
-      if (label_says_v2)
-        *warning =
-            absl::StrCat(Printable(module.name),
-                         ": labelled gptq_v2, but its zero points are those of "
-                         "a symmetric v1 module; read as v1");
-      return 1;
+      return {1, label_says_v2 ? ZeroLabel::kV1AsV2 : ZeroLabel::kRight};
     case ZeroConvention::kV2:
-      if (!label_says_v2)
-        *warning =
-            absl::StrCat(Printable(module.name),
-                         ": labelled gptq (v1), but its zero points are those "
-                         "of a symmetric v2 module; read as v2");
-      return 0;
+      return {0, label_says_v2 ? ZeroLabel::kRight : ZeroLabel::kV2AsV1};
     case ZeroConvention::kNeither:
-      *warning = absl::StrCat(
-          module.name,
-          ": labelled symmetric, but its zero points are not; read as stored");
-      return by_label;
+      break;
   }
-  return by_label;
+  return {by_label, ZeroLabel::kNotSymmetric};
 }
 
 }  // namespace quire

@@ -6,8 +6,6 @@
 #define QUIRE_MODEL_DECODER_GPTQ_WEIGHTS_H_
 
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "quire/loader/gptq.h"
@@ -31,13 +29,24 @@ struct GroupedRows {
 GroupedRows SortRowsByGroup(const std::vector<uint32_t>& group_of_row,
                             uint64_t groups);
 
-// What must be added to a stored zero point, modulo 2^bits. For a symmetric
-// module the data decides: files exist whose label contradicts their zeros, and
-// a symmetric zero is 2^(bits-1) by definition. `warning` gets a sentence where
-// label and data disagree.
-uint32_t ZeroOffset(const GptqModule& module, bool label_says_v2,
-                    const uint32_t* qzeros,
-                    std::optional<std::string>* warning);
+// Whether the stored zero points are what the configuration calls them.
+enum class ZeroLabel : uint8_t {
+  kRight,
+  kV1AsV2,        // labelled gptq_v2, but those of a symmetric v1 module
+  kV2AsV1,        // the other way round
+  kNotSymmetric,  // labelled symmetric, but of neither
+};
+
+struct ZeroReading {
+  uint32_t offset;  // must be added to a stored zero point, modulo 2^bits
+  ZeroLabel label;
+};
+// How the zero points of a module are to be read, where DetectZeroConvention
+// says of them `found`. For a symmetric module the data decides: files exist
+// whose label contradicts their zeros, and a symmetric zero is 2^(bits-1) by
+// definition.
+ZeroReading ReadZeros(const GptqModule& module, bool label_says_v2,
+                      ZeroConvention found);
 
 }  // namespace quire
 

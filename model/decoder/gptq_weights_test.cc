@@ -60,30 +60,33 @@ GptqModule SymmetricModule(bool sym) {
   return module;
 }
 
-TEST(ZeroOffsetTest, TheDataOfASymmetricModuleDecides) {
+ZeroReading Read(bool sym, bool label_says_v2, uint32_t word) {
+  return ReadZeros(SymmetricModule(sym), label_says_v2,
+                   DetectZeroConvention(&word, 1, 8, 4));
+}
+
+void ExpectReading(const ZeroReading& reading, uint32_t offset,
+                   ZeroLabel label) {
+  EXPECT_EQ(reading.offset, offset);
+  EXPECT_EQ(reading.label, label);
+}
+
+TEST(ReadZerosTest, TheDataOfASymmetricModuleDecides) {
   // The stored form of zero point 8: 7 in every field under v1, 8 under v2.
   const uint32_t v1 = 0x77777777;
   const uint32_t v2 = 0x88888888;
-  std::optional<std::string> warning;
-  EXPECT_EQ(ZeroOffset(SymmetricModule(true), false, &v1, &warning), 1u);
-  EXPECT_EQ(ZeroOffset(SymmetricModule(true), true, &v2, &warning), 0u);
-  EXPECT_EQ(warning, std::nullopt);
-
-  EXPECT_EQ(ZeroOffset(SymmetricModule(true), false, &v2, &warning), 0u);
-  EXPECT_THAT(warning.value(), HasSubstr("read as v2"));
-  warning.reset();
-  EXPECT_EQ(ZeroOffset(SymmetricModule(true), true, &v1, &warning), 1u);
-  EXPECT_THAT(warning.value(), HasSubstr("read as v1"));
+  ExpectReading(Read(true, false, v1), 1, ZeroLabel::kRight);
+  ExpectReading(Read(true, true, v2), 0, ZeroLabel::kRight);
+  ExpectReading(Read(true, false, v2), 0, ZeroLabel::kV2AsV1);
+  ExpectReading(Read(true, true, v1), 1, ZeroLabel::kV1AsV2);
 }
 
-TEST(ZeroOffsetTest, TheLabelDecidesWhereZerosAreNotSymmetric) {
+TEST(ReadZerosTest, TheLabelDecidesWhereZerosAreNotSymmetric) {
   const uint32_t words = 0x12345678;
-  std::optional<std::string> warning;
-  EXPECT_EQ(ZeroOffset(SymmetricModule(false), false, &words, &warning), 1u);
-  EXPECT_EQ(ZeroOffset(SymmetricModule(false), true, &words, &warning), 0u);
-  EXPECT_EQ(warning, std::nullopt);
-  EXPECT_EQ(ZeroOffset(SymmetricModule(true), false, &words, &warning), 1u);
-  EXPECT_THAT(warning.value(), HasSubstr("read as stored"));
+  ExpectReading(Read(false, false, words), 1, ZeroLabel::kRight);
+  ExpectReading(Read(false, true, words), 0, ZeroLabel::kRight);
+  ExpectReading(Read(true, false, words), 1, ZeroLabel::kNotSymmetric);
+  ExpectReading(Read(true, true, words), 0, ZeroLabel::kNotSymmetric);
 }
 
 }  // namespace

@@ -72,10 +72,12 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Reserve(
   return weights;
 }
 
-absl::Status ModelWeights::Check(const Checkpoint& checkpoint,
-                                 const ModelConfig& config) {
+absl::StatusOr<std::vector<std::string>> ModelWeights::Check(
+    const Checkpoint& checkpoint, const ModelConfig& config) {
   ModelWeights weights(nullptr);
-  return WeightBuilder(nullptr, checkpoint, config, {}, &weights).Describe();
+  QUIRE_RETURN_IF_ERROR(
+      WeightBuilder(nullptr, checkpoint, config, {}, &weights).Check());
+  return std::move(weights.warnings_);
 }
 
 absl::StatusOr<std::vector<PlacementBlock>> ModelWeights::Blocks(

@@ -100,6 +100,7 @@ absl::Status WeightBuilder::Reserve(const WeightPlacement& placement,
   QUIRE_RETURN_IF_ERROR(ForEachInHand([&] { return ReserveInHand(options); }));
   QUIRE_RETURN_IF_ERROR(ConnectParts(/*loaded=*/false));
   ListTensors();
+  defects_.AppendTo(&weights_->warnings_);
   ReportUnused();
   return absl::OkStatus();
 }
@@ -126,9 +127,22 @@ absl::Status WeightBuilder::ReserveInHand(const StreamingOptions& options) {
     if (!IsInHand(pending.part)) continue;
     part_ = pending.part;
     QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> columns,
-                           ScaleColumnsOf(*pending.module));
+                           ReadScaleColumns(checkpoint_, *pending.module));
     QUIRE_RETURN_IF_ERROR(ReserveIndex(*pending.module->codes, columns));
   }
+  return absl::OkStatus();
+}
+
+absl::Status WeightBuilder::Check() {
+  QUIRE_RETURN_IF_ERROR(Describe());
+  for (const PendingBias& pending : pending_biases_) {
+    std::vector<std::byte> bytes;
+    QUIRE_RETURN_IF_ERROR(checkpoint_.ReadSmallTensor(
+        *checkpoint_.Find(absl::StrCat(pending.module, ".bias")), &bytes));
+    CheckBias(pending, bytes.data());
+  }
+  defects_.AppendTo(&weights_->warnings_);
+  ReportUnused();
   return absl::OkStatus();
 }
 
@@ -358,17 +372,20 @@ absl::Status WeightBuilder::DescribeLinear(const std::string& module,
 
 void WeightBuilder::CheckBiases() {
   for (const PendingBias& pending : pending_biases_) {
-    if (!IsInHand(pending.part)) continue;
-    std::vector<float> values(pending.size);
-    DequantizeRow({.data = pending.bias->data,
-                   .dtype = pending.bias->dtype,
-                   .out_features = 1,
-                   .in_features = pending.size},
-                  0, values.data());
-    if (std::any_of(values.begin(), values.end(),
-                    [](float value) { return value != 0; }))
-      defects_.AddBias(pending.module);
+    if (IsInHand(pending.part)) CheckBias(pending, pending.bias->data);
   }
+}
+
+void WeightBuilder::CheckBias(const PendingBias& pending, const void* data) {
+  std::vector<float> values(pending.size);
+  DequantizeRow({.data = data,
+                 .dtype = pending.bias->dtype,
+                 .out_features = 1,
+                 .in_features = pending.size},
+                0, values.data());
+  if (std::any_of(values.begin(), values.end(),
+                  [](float value) { return value != 0; }))
+    defects_.AddBias(pending.module);
 }
 
 absl::StatusOr<const uint32_t*> WeightBuilder::Upload(

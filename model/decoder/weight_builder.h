@@ -50,6 +50,9 @@ class WeightBuilder {
                       const StreamingOptions& options, ThreadPool* pool);
   // The first pass alone: nothing is allocated, no weight is read.
   absl::Status Describe();
+  // Describes, and fills in the warnings: what is odd about names and biases.
+  // Of the data, only biases that the model has no need of are read.
+  absl::Status Check();
   // Describes, allocates what Build allocates, in the same order, and fills in
   // the parts of the weights.
   absl::Status Reserve(const WeightPlacement& placement,
@@ -172,8 +175,6 @@ class WeightBuilder {
   // Once all parts are built, or reserved and not `loaded`.
   absl::Status ConnectParts(bool loaded);
   absl::StatusOr<GroupedRows> RowsOf(const GptqModule& module);
-  absl::StatusOr<std::vector<uint32_t>> ScaleColumnsOf(
-      const ScaledModule& module);
   // For the part that is being built.
   absl::StatusOr<DeviceAddress> AllocateBytes(Bytes size);
   absl::StatusOr<DeviceAddress> AllocateAgain(Bytes size);
@@ -207,6 +208,7 @@ class WeightBuilder {
                      ThreadPool* pool);
   absl::Status FinishQuantized(ThreadPool* pool);
   void CheckBiases();
+  void CheckBias(const PendingBias& pending, const void* data);
   absl::Status FinishGptq(const PendingGptq& pending, ThreadPool* pool);
   absl::Status FinishScaled(const PendingScaled& pending, ThreadPool* pool);
   // Copies host integers to a device allocation of their own.

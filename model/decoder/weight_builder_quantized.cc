@@ -1,6 +1,5 @@
 // The quantised linears of a WeightBuilder.
 
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,7 +68,7 @@ absl::Status WeightBuilder::DescribeQuantized(GptqModule* quantized,
   };
   GptqMatrix* matrix = &std::get<GptqMatrix>(linear->matrix);
   for (const TensorInfo* tensor :
-       {module.qweight, module.qzeros, module.scales})
+       {module.qweight, module.qzeros, module.scales, module.g_idx})
     used_.insert(tensor);
   Place(*module.qweight, [matrix](DeviceAddress address) {
     matrix->qweight = address.host_pointer<uint32_t>();
@@ -108,16 +107,16 @@ absl::Status WeightBuilder::DescribeQuantized(const ScaledModule* quantized,
       .zeros_dtype = module.zeros == nullptr ? DType::kI8 : module.zeros->dtype,
   };
   ScaledMatrix* matrix = &std::get<ScaledMatrix>(linear->matrix);
-  used_.insert(module.codes);
+  for (const TensorInfo* tensor :
+       {module.codes, module.scales, module.zeros, module.g_idx})
+    used_.insert(tensor);
   Place(*module.codes, [matrix](DeviceAddress address) {
     matrix->codes = address.host_pointer<uint8_t>();
   });
-  used_.insert(module.scales);
   Place(*module.scales, [matrix](DeviceAddress address) {
     matrix->scales = address.host_pointer<void>();
   });
   if (module.zeros != nullptr) {
-    used_.insert(module.zeros);
     Place(*module.zeros, [matrix](DeviceAddress address) {
       matrix->zeros = address.host_pointer<void>();
     });
@@ -174,36 +173,33 @@ absl::Status WeightBuilder::FinishGptq(const PendingGptq& pending,
                       matrix->in_features, matrix->out_features,
                       matrix->input_order, pool);
   }
-  std::optional<std::string> warning;
-  matrix->zero_offset = ZeroOffset(
-      module, quantized_.gptq_config->zeros_are_v2(), matrix->qzeros, &warning);
-  if (warning) weights_->warnings_.push_back(*std::move(warning));
-  defects_.AddGptq(module, *matrix);
+  const ZeroReading zeros =
+      ReadZeros(module, quantized_.gptq_config->zeros_are_v2(),
+                DetectZeroConvention(matrix->qzeros, module.groups,
+                                     module.out_features, matrix->bits));
+  matrix->zero_offset = zeros.offset;
+  defects_.AddGptq(module, *matrix, zeros.label);
   return absl::OkStatus();
 }
 
 absl::StatusOr<GroupedRows> WeightBuilder::RowsOf(const GptqModule& module) {
-  if (module.g_idx != nullptr) used_.insert(module.g_idx);
+  GroupIndexOddity oddity;
   QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> group_of_row,
-                         ReadGroupIndex(checkpoint_, module));
+                         ReadGroupIndex(checkpoint_, module, &oddity));
+  defects_.AddGroupIndex(module, oddity);
   return SortRowsByGroup(group_of_row, module.groups);
 }
 
 absl::Status WeightBuilder::FinishScaled(const PendingScaled& pending,
                                          ThreadPool* pool) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> columns,
-                         ScaleColumnsOf(*pending.module));
+                         ReadScaleColumns(checkpoint_, *pending.module));
   if (!columns.empty()) {
     QUIRE_ASSIGN_OR_RETURN(pending.matrix->scale_column, Upload(columns));
   }
-  defects_.AddScaled(*pending.module, CountNonFinite(*pending.matrix, pool));
+  defects_.AddNonFinite(pending.module->name,
+                        CountNonFinite(*pending.matrix, pool));
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<uint32_t>> WeightBuilder::ScaleColumnsOf(
-    const ScaledModule& module) {
-  if (module.g_idx != nullptr) used_.insert(module.g_idx);
-  return ReadScaleColumns(checkpoint_, module);
 }
 
 }  // namespace quire

@@ -8,17 +8,23 @@
 #include <string>
 #include <vector>
 
+#include "model/decoder/gptq_weights.h"
 #include "quire/loader/gptq.h"
-#include "quire/loader/scaled_modules.h"
 #include "quire/model/ops.h"
 
 namespace quire {
 
 class WeightDefects {
  public:
-  // `matrix` as finished, its bytes on the host.
-  void AddGptq(const GptqModule& module, const GptqMatrix& matrix);
-  void AddScaled(const ScaledModule& module, const NonFiniteCounts& counts);
+  // `matrix` as finished, its bytes on the host; how its zeros are read.
+  void AddGptq(const GptqModule& module, const GptqMatrix& matrix,
+               ZeroLabel label);
+  // `wrapped`: CountWrappedZeros of what is stored.
+  void AddZeros(const GptqModule& module, const ZeroReading& zeros,
+                uint64_t wrapped);
+  void AddGroupIndex(const GptqModule& module, GroupIndexOddity oddity);
+  // Scales and weights of a module that are NaN or infinite.
+  void AddNonFinite(const std::string& module, const NonFiniteCounts& counts);
   // A bias that is not 0, where the model has none.
   void AddBias(const std::string& module) { biases_.Add(1, module); }
 
@@ -36,8 +42,15 @@ class WeightDefects {
   };
 
   Kind scales_;         // NaN or infinite
-  Kind codes_;          // NaN
+  Kind weights_;        // NaN or infinite
   Kind wrapped_zeros_;  // v1 zero points of 2^bits - 1
+  // Modules whose zero points contradict their label.
+  Kind v1_as_v2_;
+  Kind v2_as_v1_;
+  Kind not_symmetric_;
+  // Modules whose g_idx is odd.
+  Kind all_zero_index_;
+  Kind unequal_groups_;
   Kind biases_;
 };
 

@@ -11,9 +11,11 @@ namespace quire {
 namespace {
 
 using testing::AllOf;
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 struct SmallGptq {
   SmallGptq() {
@@ -36,8 +38,9 @@ struct SmallGptq {
 TEST(WeightDefectsTest, SaysNothingOfSoundWeights) {
   SmallGptq sound;
   WeightDefects defects;
-  defects.AddGptq(sound.module, sound.matrix);
-  defects.AddScaled({}, {});
+  defects.AddGptq(sound.module, sound.matrix, ZeroLabel::kRight);
+  defects.AddNonFinite("lm_head", {});
+  defects.AddGroupIndex(sound.module, GroupIndexOddity::kNone);
   std::vector<std::string> warnings;
   defects.AppendTo(&warnings);
   EXPECT_THAT(warnings, IsEmpty());
@@ -51,22 +54,46 @@ TEST(WeightDefectsTest, CountsOverModules) {
   SmallGptq second;
   second.zeros[1] = 0x7777777F;
   second.scales[0] = std::numeric_limits<float>::infinity();
-  ScaledModule fp8;
-  fp8.name = "lm_head";
   WeightDefects defects;
-  defects.AddGptq(first.module, first.matrix);
-  defects.AddGptq(second.module, second.matrix);
-  defects.AddScaled(fp8, {.scales = 3, .codes = 11});
+  defects.AddGptq(first.module, first.matrix, ZeroLabel::kRight);
+  defects.AddGptq(second.module, second.matrix, ZeroLabel::kRight);
+  defects.AddNonFinite("lm_head", {.scales = 3, .codes = 11});
   std::vector<std::string> warnings;
   defects.AppendTo(&warnings);
+  EXPECT_THAT(warnings,
+              ElementsAre(AllOf(HasSubstr("5 scale(s) are NaN or infinite"),
+                                HasSubstr("in 3 module(s), the first is "
+                                          "\"model.layers.3.mlp.up_proj\"")),
+                          AllOf(HasSubstr("11 weight(s) are NaN or infinite"),
+                                HasSubstr("\"lm_head\"")),
+                          AllOf(HasSubstr("8 zero point(s)"),
+                                HasSubstr("in 2 module(s)"))));
+}
+
+// However many modules there are, a kind is one sentence.
+TEST(WeightDefectsTest, SaysEachKindOnce) {
+  WeightDefects defects;
+  for (const char* name : {"a", "b", "c"}) {
+    GptqModule module;
+    module.name = name;
+    defects.AddZeros(module, {1, ZeroLabel::kV1AsV2}, 0);
+    defects.AddZeros(module, {0, ZeroLabel::kV2AsV1}, 0);
+    defects.AddZeros(module, {0, ZeroLabel::kNotSymmetric}, 0);
+    defects.AddGroupIndex(module, GroupIndexOddity::kAllZero);
+    defects.AddGroupIndex(module, GroupIndexOddity::kUnequalGroups);
+    defects.AddBias(name);
+  }
+  std::vector<std::string> warnings;
+  defects.AppendTo(&warnings);
+  EXPECT_THAT(warnings,
+              AllOf(SizeIs(6), Each(HasSubstr("in 3 module(s), the first is "
+                                              "\"a\""))));
   EXPECT_THAT(
       warnings,
-      ElementsAre(
-          AllOf(HasSubstr("5 scale(s) are NaN or infinite"),
-                HasSubstr("in 3 module(s), the first is "
-                          "\"model.layers.3.mlp.up_proj\"")),
-          AllOf(HasSubstr("11 weight(s) are NaN"), HasSubstr("\"lm_head\"")),
-          AllOf(HasSubstr("8 zero point(s)"), HasSubstr("in 2 module(s)"))));
+      ElementsAre(HasSubstr("read as v1"), HasSubstr("read as v2"),
+                  HasSubstr("labelled symmetric"),
+                  HasSubstr("g_idx is all zero"),
+                  HasSubstr("groups of other sizes"), HasSubstr("biases")));
 }
 
 TEST(WeightDefectsTest, ZerosThatAreStoredAsTheyAreDoNotWrap) {
@@ -75,7 +102,7 @@ TEST(WeightDefectsTest, ZerosThatAreStoredAsTheyAreDoNotWrap) {
   v2.matrix.qzeros = v2.zeros.data();
   v2.matrix.zero_offset = 0;
   WeightDefects defects;
-  defects.AddGptq(v2.module, v2.matrix);
+  defects.AddGptq(v2.module, v2.matrix, ZeroLabel::kRight);
   std::vector<std::string> warnings;
   defects.AppendTo(&warnings);
   EXPECT_THAT(warnings, IsEmpty());

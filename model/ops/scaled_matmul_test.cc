@@ -349,24 +349,5 @@ TEST(ScaledMatMulTest, ATokenDoesNotDependOnTheBatchOrTheThreads) {
   });
 }
 
-TEST(CountNonFiniteTest, CountsScalesAndCodes) {
-  std::mt19937 random(9);
-  ThreadPool pool(2);
-  Example example(CodeKind::kF8E4M3, 130, 64, {1, 64}, DType::kF32, false,
-                  false, false, &random);
-  EXPECT_EQ(CountNonFinite(example.matrix, &pool).scales, 0u);
-  EXPECT_EQ(CountNonFinite(example.matrix, &pool).codes, 0u);
-  example.codes[0] = 0x7F;
-  example.codes[130 * 64 - 1] = 0xFF;
-  const float bad[] = {std::numeric_limits<float>::quiet_NaN(),
-                       -std::numeric_limits<float>::infinity(), 0.0f};
-  std::memcpy(example.scales.data() + 100 * sizeof(float), bad, sizeof(bad));
-  EXPECT_EQ(CountNonFinite(example.matrix, &pool).scales, 2u);
-  EXPECT_EQ(CountNonFinite(example.matrix, &pool).codes, 2u);
-  std::vector<float> row(64);
-  DequantizeRow(example.matrix, 0, row.data());
-  EXPECT_TRUE(std::isnan(row[0]));
-}
-
 }  // namespace
 }  // namespace quire

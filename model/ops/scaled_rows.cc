@@ -1,8 +1,6 @@
-// Rows of a ScaledMatrix: DequantizeRow and CountNonFinite.
+// Sizes and rows of a ScaledMatrix.
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -10,7 +8,6 @@
 #include "model/ops/float_bits.h"
 #include "model/ops/scaled_grid.h"
 #include "quire/model/ops.h"
-#include "quire/model/thread_pool.h"
 
 namespace quire {
 namespace {
@@ -69,35 +66,6 @@ void DequantizeRow(const ScaledMatrix& matrix, size_t row, float* output) {
         begin + std::min(matrix.block_columns, matrix.in_features - begin);
     for (size_t k = begin; k < end; ++k) output[k] = (output[k] - zero) * scale;
   }
-}
-
-uint64_t CountNonFinite(const void* values, DType dtype, size_t count) {
-  uint64_t found = 0;
-  for (size_t i = 0; i < count; ++i)
-    if (!std::isfinite(FloatAt(values, dtype, i))) ++found;
-  return found;
-}
-
-NonFiniteCounts CountNonFinite(const ScaledMatrix& matrix, ThreadPool* pool) {
-  NonFiniteCounts counts;
-  counts.scales =
-      CountNonFinite(matrix.scales, matrix.scales_dtype, ScaleCount(matrix));
-  if (matrix.kind != CodeKind::kF8E4M3) return counts;
-
-  constexpr size_t kRowsOfOneTask = 64;
-  std::atomic<uint64_t> nans = 0;
-  pool->ParallelFor(
-      matrix.out_features, kRowsOfOneTask, [&](size_t begin, size_t end) {
-        uint64_t found = 0;
-        for (size_t row = begin; row < end; ++row) {
-          const uint8_t* const codes = matrix.codes + row * matrix.row_bytes;
-          for (size_t k = 0; k < matrix.in_features; ++k)
-            found += (codes[k] & 0x7F) == 0x7F ? 1 : 0;
-        }
-        nans += found;
-      });
-  counts.codes = nans;
-  return counts;
 }
 
 }  // namespace quire

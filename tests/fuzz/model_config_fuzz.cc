@@ -79,7 +79,8 @@ absl::Status CheckCheckpoint(const Checkpoint& checkpoint) {
   const absl::StatusOr<ModelConfig> config = ParseModelConfig(checkpoint);
   if (!config.ok()) return CheckRefusal(config.status());
   QUIRE_RETURN_IF_ERROR(CheckModel(*config));
-  const absl::Status weights = ModelWeights::Check(checkpoint, *config);
+  const absl::Status weights =
+      ModelWeights::Check(checkpoint, *config).status();
   if (!weights.ok()) return CheckRefusal(weights);
   return ModelWeights::Blocks(checkpoint, *config).status();
 }
@@ -89,7 +90,7 @@ absl::Status CheckShape(const std::string& folder) {
   const auto shape = OpenShape(folder);
   if (!shape.ok()) return CheckRefusal(shape.status());
   QUIRE_ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(**shape));
-  return ModelWeights::Check(**shape, config);
+  return ModelWeights::Check(**shape, config).status();
 }
 
 }  // namespace

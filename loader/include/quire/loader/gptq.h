@@ -121,14 +121,20 @@ struct GptqModule {
 absl::StatusOr<std::vector<GptqModule>> FindGptqModules(
     const Checkpoint& checkpoint, const GptqConfig& config);
 
+// What may be odd in a g_idx.
+enum class GroupIndexOddity : uint8_t {
+  kNone,
+  kAllZero,        // though there are several groups
+  kUnequalGroups,  // of other sizes than the format makes
+};
+
 // The group of every input row: from g_idx where there is one, else k / g. A
 // g_idx that is all zero while there are more groups counts as missing. Errors
 // name the tensor, the row and the value where one is outside [0, groups).
-// `warnings`, where it is given, gets a sentence for a g_idx that is odd: all
-// zero, or groups of other sizes than the format makes.
+// `oddity`, where it is given, is set to what is odd and no error.
 absl::StatusOr<std::vector<uint32_t>> ReadGroupIndex(
     const Checkpoint& checkpoint, const GptqModule& module,
-    std::vector<std::string>* warnings = nullptr);
+    GroupIndexOddity* oddity = nullptr);
 
 // What the stored zero points of a symmetric module say of the convention.
 enum class ZeroConvention { kV1, kV2, kNeither };

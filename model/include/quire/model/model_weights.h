@@ -154,9 +154,11 @@ class ModelWeights {
   bool resident() const { return resident_; }
 
   // Whether the checkpoint has every tensor that Load wants, of the right type
-  // and shape. Reads no weight and allocates nothing.
-  static absl::Status Check(const Checkpoint& checkpoint,
-                            const ModelConfig& config);
+  // and shape; and what is odd all the same: the checkpoint's own warnings,
+  // tensors that nothing reads, biases that the model has no need of. Allocates
+  // nothing; what the weights hold is not looked at (weight_data.h).
+  static absl::StatusOr<std::vector<std::string>> Check(
+      const Checkpoint& checkpoint, const ModelConfig& config);
   // The parts as a device map places them: the embedding, the layers, the last
   // norm, the head. Same errors; reads no weight.
   static absl::StatusOr<std::vector<PlacementBlock>> Blocks(
@@ -186,7 +188,9 @@ class ModelWeights {
   // Every store, for who ends a pass.
   std::vector<OffloadStore*> stores() const;
   const LoadReport& load_report() const { return load_report_; }
-  // Oddities that change nothing: mislabelled zero points, unused tensors.
+  // Oddities that stop nothing: mislabelled zero points, scales that are NaN,
+  // unused tensors. A sentence for each kind. Of Reserve, those that names and
+  // group indices tell.
   const std::vector<std::string>& warnings() const { return warnings_; }
   // Bytes of weights that one decoded token reads: every linear once.
   Bytes BytesPerToken() const;

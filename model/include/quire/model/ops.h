@@ -129,7 +129,8 @@ struct NonFiniteCounts {
   uint64_t codes = 0;
 };
 NonFiniteCounts CountNonFinite(const ScaledMatrix& matrix, ThreadPool* pool);
-// Of `count` elements of kF32, kF16, kBF16 or kF8E8M0.
+// Of `count` elements of kF32, kF16, kBF16, kF8E8M0 or kF8E4M3, or of GGUF's
+// blocks, of which the float16 scales are counted.
 uint64_t CountNonFinite(const void* values, DType dtype, size_t count);
 
 // values[t, i] += bias[i].
