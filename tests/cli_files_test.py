@@ -6,12 +6,15 @@
 
 import json
 import pickle
+import shutil
 import struct
 import unittest
 import zlib
 
 from cli_testing import (EXACT, GOLDEN, VerbCase, golden_case,
                          read_safetensors, run, write_safetensors)
+
+SHARED = GOLDEN.parents[2] / "shared" / "golden"
 
 
 class FilesTest(VerbCase):
@@ -29,6 +32,79 @@ class FilesTest(VerbCase):
         self.assertEqual(report["defects"], [])
         self.assertTrue(report["runnable"])
         self.assertEqual(report["family"], "llama")
+
+    def test_inspect_shows_the_chat_templates(self):
+        model = self.folder / "model"
+        shutil.copytree(golden_case("plain"), model)
+        self.assertNotIn("chat_templates",
+                         self.run_json("inspect", model, "--json"))
+
+        def templates(config=None, **files):
+            if config is not None:
+                (model / "tokenizer_config.json").write_text(
+                    json.dumps({"chat_template": config}))
+            for name, text in files.items():
+                (model / (name + ".jinja")).write_text(text)
+            return self.run_json("inspect", model, "--json")["chat_templates"]
+
+        text = "{% for m in messages %}\n<\u00e9>{{ m }}{% endfor %}"
+        self.assertEqual(templates(text), {"default": text})
+        named = [{"name": "default", "template": text},
+                 {"name": "tool_use", "template": "{{ tools }}"}]
+        self.assertEqual(templates(named),
+                         {"default": text, "tool_use": "{{ tools }}"})
+        # A file of its own counts before the configuration.
+        self.assertEqual(templates(chat_template="{{ 1 }}"),
+                         {"default": "{{ 1 }}", "tool_use": "{{ tools }}"})
+        (model / "additional_chat_templates").mkdir()
+        more = "additional_chat_templates/rag"
+        self.assertEqual(templates("{{ 2 }}", **{more: "{{ 3 }}"}),
+                         {"default": "{{ 1 }}", "rag": "{{ 3 }}"})
+        self.assertIn("chat template", run("inspect", model).stdout)
+        for wrong in (7, [{"name": "a"}], ["a"], [{"name": 1,
+                                                   "template": "b"}]):
+            (model / "tokenizer_config.json").write_text(
+                json.dumps({"chat_template": wrong}))
+            result = run("inspect", model)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("chat_template", result.stderr)
+
+    def test_inspect_shows_the_chat_templates_of_gguf(self):
+        def text(value):
+            return struct.pack("<Q", len(value)) + value.encode()
+
+        keys = {"general.architecture": "other",
+                "tokenizer.chat_template": "{{ 1 }}",
+                "tokenizer.chat_template.tool_use": "{{ 2 }}",
+                "tokenizer.chat_templates_that_are_none": "x"}
+        tensor = text("t") + struct.pack("<IQIQ", 1, 1, 0, 0)  # F32 [1]
+        header = (b"GGUF" + struct.pack("<IQQ", 3, 1, len(keys)) +
+                  b"".join(text(key) + struct.pack("<I", 8) + text(value)
+                           for key, value in keys.items()) + tensor)
+        file = self.folder / "model.gguf"
+        file.write_bytes(header + bytes(-len(header) % 32) + bytes(4))
+        self.assertEqual(
+            self.run_json("inspect", file, "--json")["chat_templates"],
+            {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"})
+
+    @unittest.skipUnless((SHARED / "bad").is_dir(),
+                         f"there is no {SHARED / 'bad'}")
+    def test_malformed_checkpoints_are_refused_by_name(self):
+        cases = sorted((SHARED / "bad").iterdir())
+        self.assertTrue(cases)
+        for case in cases:
+            expect = json.loads((case / "expect.json").read_text())
+            self.assertEqual(expect["outcome"], "error")
+            for arguments in (["inspect", case], ["load", case],
+                              ["plan", case],
+                              ["generate", case, "--tokens", "1,2", *EXACT]):
+                with self.subTest(case=case.name, verb=arguments[0]):
+                    result = run(*arguments)
+                    self.assertEqual(result.returncode, 1, result.stdout)
+                    self.assertEqual(result.stderr.count("\n"), 1,
+                                     result.stderr)
+                    for mention in expect["error_must_mention"]:
+                        self.assertIn(mention, result.stderr)
 
     def test_load_verifies_against_a_manifest(self):
         data = bytes(range(256)) * 64

@@ -20,6 +20,7 @@
 #include "quire/loader/checkpoint.h"
 #include "quire/loader/quantization.h"
 #include "quire/loader/tensor_pieces.h"
+#include "quire/model/chat_template.h"
 #include "quire/model/model_weights.h"
 #include "quire/model/tokenizer.h"
 #include "quire/model/weight_data.h"
@@ -240,6 +241,13 @@ void DescribeTokenizer(const std::string& model, const Checkpoint& checkpoint,
   }
 }
 
+void DescribeChatTemplates(const Checkpoint& checkpoint,
+                           Inspection* inspection) {
+  const auto templates = ReadChatTemplates(checkpoint);
+  if (!templates.ok()) return inspection->AddDefect(templates.status());
+  if (!templates->empty()) inspection->report["chat_templates"] = *templates;
+}
+
 // With nothing looked at.
 Inspection StartInspection(const std::string& path) {
   return {
@@ -261,6 +269,7 @@ Inspection InspectCheckpoint(const InspectOptions& options) {
                    {.groups = true, .tables = data, .weights = data},
                    &inspection);
   DescribeTokenizer(options.model, **checkpoint, &inspection);
+  DescribeChatTemplates(**checkpoint, &inspection);
   inspection.report["runnable"] = inspection.first_defect.ok() &&
                                   !inspection.report.contains("unsupported");
   return inspection;
@@ -288,6 +297,12 @@ absl::Status PrintInspection(const json& report) {
   if (report.contains("model")) line("model", report["model"].dump());
   if (report.contains("tokenizer"))
     line("tokenizer", report["tokenizer"].dump());
+  // The texts are for programs; a person wants to know that they are there.
+  const json templates = report.value("chat_templates", json::object());
+  for (const auto& [name, source] : templates.items())
+    line("chat template",
+         absl::StrCat(name, ", ", source.get_ref<const std::string&>().size(),
+                      " bytes"));
   if (report.contains("unsupported"))
     line("not runnable", report["unsupported"]);
   for (const json& defect : report["defects"]) line("defect", defect);
