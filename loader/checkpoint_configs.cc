@@ -15,7 +15,7 @@
 namespace quire {
 namespace {
 
-constexpr char kQuantizationField[] = "quantization_config";
+constexpr const char* kCompressionField = "compression_config";
 
 struct Reader {
   const std::string& folder;
@@ -58,6 +58,14 @@ std::string GgufHint(const std::string& folder) {
 
 }  // namespace
 
+const char* EmbeddedQuantization(const nlohmann::json& config) {
+  for (const char* field : {"quantization_config", kCompressionField}) {
+    const auto found = config.find(field);
+    if (found != config.end() && !found->is_null()) return field;
+  }
+  return nullptr;
+}
+
 absl::StatusOr<CheckpointConfigs> ReadCheckpointConfigs(
     const std::string& folder, bool config_required) {
   CheckpointConfigs result;
@@ -82,13 +90,18 @@ absl::StatusOr<CheckpointConfigs> ReadCheckpointConfigs(
     result.dynamic_patterns = std::move(quantization->ordered_keys);
     return result;
   }
-  const auto embedded = result.config.find(kQuantizationField);
-  if (embedded == result.config.end() || embedded->is_null()) return result;
-  if (!embedded->is_object())
+  const char* const field = EmbeddedQuantization(result.config);
+  if (field == nullptr) return result;
+  const nlohmann::json& embedded = result.config[field];
+  if (!embedded.is_object())
     return absl::InvalidArgumentError(
         absl::StrCat(Printable(reader.PathOf("config.json")), ": field \"",
-                     kQuantizationField, "\" is not an object"));
-  result.quantization_config = *embedded;
+                     field, "\" is not an object"));
+  result.quantization_config = embedded;
+  // Only compressed-tensors has written this field.
+  if (field == kCompressionField &&
+      !result.quantization_config.contains("quant_method"))
+    result.quantization_config["quant_method"] = "compressed-tensors";
   result.quantization_config_path = reader.PathOf("config.json");
   result.dynamic_patterns = std::move(config->ordered_keys);
   return result;

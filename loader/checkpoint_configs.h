@@ -20,6 +20,11 @@ struct CheckpointConfigs {
   std::vector<std::string> warnings;
 };
 
+// The field of config.json that says how weights are quantised: its
+// quantization_config, or, as in the first files of compressed-tensors, its
+// compression_config. Null where there is none.
+const char* EmbeddedQuantization(const nlohmann::json& config);
+
 // Files that are absent leave {}; config.json may be absent only where
 // `config_required` is false.
 absl::StatusOr<CheckpointConfigs> ReadCheckpointConfigs(

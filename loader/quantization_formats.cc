@@ -5,6 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "loader/checkpoint_configs.h"
 #include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 
@@ -211,7 +212,9 @@ std::string QuantizationConfigName(const Checkpoint& checkpoint) {
   const bool embedded = path.ends_with("config.json") &&
                         !path.ends_with("quantize_config.json") &&
                         !path.ends_with("quant_config.json");
-  if (embedded) return absl::StrCat(Printable(path), ": quantization_config");
+  if (embedded)
+    return absl::StrCat(Printable(path), ": ",
+                        EmbeddedQuantization(checkpoint.config()));
   const std::string otherwise = ContradictionsOfConfigJson(checkpoint);
   if (otherwise.empty()) return Printable(path);
   return absl::StrCat(Printable(path), ", but config.json says ", otherwise);

@@ -63,6 +63,83 @@ def write_file(path, metadata, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+class RenamedTest(unittest.TestCase):
+    """The same model as other tools and versions write it."""
+
+    def setUp(self):
+        self.scratch = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.scratch.name) / "model"
+
+    def tearDown(self):
+        self.scratch.cleanup()
+
+    def logits(self, folder, case, *arguments):
+        """The values of the .npy file, and those of the reference."""
+        expect = json.loads((GOLDEN / case / "expect.json").read_text())
+        output = pathlib.Path(self.scratch.name) / "out.npy"
+        result = run("logits", folder, "--tokens",
+                     ",".join(map(str, expect["prompt"])), "--output", output,
+                     *arguments, *EXACT)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+        def values(path):
+            raw = path.read_bytes()
+            begin = 10 + struct.unpack("<H", raw[8:10])[0]
+            return struct.unpack(f"<{(len(raw) - begin) // 4}f", raw[begin:])
+
+        return values(output), values(GOLDEN / case / expect["logits"])
+
+    def check_logits(self, folder, case, *arguments):
+        ours, reference = self.logits(folder, case, *arguments)
+        self.assertEqual(len(ours), len(reference))
+        self.assertLess(max(abs(a - b) for a, b in zip(ours, reference)),
+                        2e-3 * max(map(abs, reference)))
+
+    def rename(self, path, old, new):
+        metadata, tensors = read_file(path)
+        renamed = {name.replace(old, new, 1): tensor
+                   for name, tensor in tensors.items()}
+        self.assertNotEqual(set(renamed), set(tensors))
+        write_file(path, metadata or {}, renamed)
+
+    def test_an_adapter_of_a_wrapped_model(self):
+        case = "lora-patterns"
+        for model_prefix in ("model.language_model.", "language_model.model."):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.copytree(GOLDEN / case, self.folder)
+            self.rename(self.folder / "model.safetensors", "model.",
+                        model_prefix)
+            adapter = self.folder / "adapter"
+            self.rename(adapter / "adapter_model.safetensors",
+                        "base_model.model.model.",
+                        "base_model.model." + model_prefix)
+            config = adapter / "adapter_config.json"
+            config.write_text(config.read_text().replace(
+                '"model.layers.', f'"{model_prefix}layers.'))
+            with self.subTest(model_prefix):
+                self.check_logits(self.folder, case, "--adapter", adapter)
+
+    def test_the_first_name_of_quantization_config(self):
+        case = "ct-w4-channel"
+        for has_method in (True, False):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.copytree(GOLDEN / case, self.folder)
+            file = self.folder / "config.json"
+            config = json.loads(file.read_text())
+            legacy = config.pop("quantization_config")
+            if not has_method:
+                del legacy["quant_method"]
+            config["compression_config"] = legacy
+            file.write_text(json.dumps(config))
+            with self.subTest(has_method=has_method):
+                self.check_logits(self.folder, case)
+        legacy["config_groups"] = 7
+        file.write_text(json.dumps(config))
+        result = run("inspect", self.folder)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("compression_config", result.stderr)
+
+
 class SoundTest(unittest.TestCase):
     def test_inspect_names_the_format(self):
         for name, (method, bits, blocks) in CASES.items():

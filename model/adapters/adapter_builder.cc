@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "model/config/family.h"
 #include "model/config/rotary_rows.h"
 #include "quire/alloc/allocator.h"
 #include "quire/alloc/quote.h"
@@ -41,6 +40,7 @@ AdapterBuilder::AdapterBuilder(const ModelConfig& config, bool tied_head,
     : config_(config),
       tied_head_(tied_head),
       source_(source),
+      names_(NamesOf(source.modules())),
       adapter_(adapter) {}
 
 absl::Status AdapterBuilder::Build(const StreamingOptions* streaming) {
@@ -74,10 +74,10 @@ void AdapterBuilder::AddVector(std::string name, ParameterVector* vector,
   slots_[std::move(name)] = {.vector = vector, .rows = size, .columns = 1};
 }
 
-// Under Hugging Face's names, whatever the base model was read from: those are
-// the ones that PEFT writes.
+// Under the names of the model that the adapter was trained with, whatever the
+// base model was read from: Hugging Face's, or those of a wrapper around it.
 void AdapterBuilder::AddSlots() {
-  const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
+  const TensorNames& names = names_;
   AdapterWeights& weights = adapter_->weights_;
   const uint64_t hidden = config_.hidden_size;
   const uint64_t ffn = config_.intermediate_size;
@@ -122,8 +122,7 @@ absl::Status AdapterBuilder::Describe() {
 
 absl::Status AdapterBuilder::CheckTying() const {
   if (!tied_head_ || !source_.ties_weights()) return absl::OkStatus();
-  const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
-  for (const char* name : {names.embedding, names.output}) {
+  for (const char* name : {names_.embedding, names_.output}) {
     if (const LoraModule* module = source_.Find(name))
       return absl::UnimplementedError(
           source_
@@ -168,10 +167,9 @@ std::vector<DenseMatrix*> AdapterBuilder::Replaced(const LoraModule& module,
   if (!tied_head_ || module.copied || slot.target == LoraTarget::kLinear)
     return matrices;
   // PEFT loads into the one matrix that both are.
-  const TensorNames& names = NamesFor(CheckpointFormat::kSafetensors);
   const bool is_embedding = slot.target == LoraTarget::kEmbedding;
   const LoraModule* const other =
-      source_.Find(is_embedding ? names.output : names.embedding);
+      source_.Find(is_embedding ? names_.output : names_.embedding);
   if (other == nullptr || other->weight == nullptr)
     matrices.push_back(is_embedding ? &adapter_->weights_.output.weight
                                     : &adapter_->weights_.embedding.weight);

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "model/adapters/adapter.h"
+#include "model/config/family.h"
 #include "quire/loader/lora.h"
 #include "quire/loader/streaming_loader.h"
 #include "quire/model/model_config.h"
@@ -76,6 +77,7 @@ class AdapterBuilder {
   const ModelConfig& config_;
   const bool tied_head_;
   const LoraAdapter& source_;
+  const TensorNames& names_;  // of the modules of source_
   Adapter* const adapter_;
   std::map<std::string, Slot, std::less<>> slots_;
   std::vector<Placement> placements_;

@@ -1,5 +1,6 @@
 #include "model/config/family.h"
 
+#include <algorithm>
 #include <array>
 
 #include "absl/strings/str_cat.h"
@@ -118,6 +119,19 @@ const TensorNames& NamesOf(const Checkpoint& checkpoint) {
         return names;
   }
   return NamesFor(checkpoint.format());
+}
+
+const TensorNames& NamesOf(const std::vector<LoraModule>& modules) {
+  for (const TensorNames& names : kSafetensorsNames) {
+    if (std::any_of(modules.begin(), modules.end(),
+                    [&names](const LoraModule& module) {
+                      return module.name.starts_with(names.layer_prefix) ||
+                             module.name == names.embedding ||
+                             module.name == names.output_norm;
+                    }))
+      return names;
+  }
+  return kHuggingFaceNames;
 }
 
 const FamilyTraits* FindFamily(CheckpointFormat format, std::string_view name) {

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "quire/loader/checkpoint.h"
+#include "quire/loader/lora.h"
 #include "quire/model/ops.h"
 
 namespace quire {
@@ -42,6 +44,10 @@ const TensorNames& NamesFor(CheckpointFormat format);
 // The same, or the names under another prefix ("model.language_model.",
 // "language_model.model.", none) under which the checkpoint has its embedding.
 const TensorNames& NamesOf(const Checkpoint& checkpoint);
+// The same for an adapter's modules ("model.layers.0.mlp.up_proj"): the names
+// that a layer, the embedding or the last norm is under. Hugging Face's where
+// there is none of these.
+const TensorNames& NamesOf(const std::vector<LoraModule>& modules);
 
 struct FamilyTraits {
   const char* model_type;          // config.json's
