@@ -119,7 +119,10 @@ absl::Status WeightBuilder::ReserveInHand(const StreamingOptions& options) {
   for (const PendingGptq& pending : pending_gptq_) {
     if (!IsInHand(pending.part)) continue;
     part_ = pending.part;
-    QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(*pending.module));
+    GroupIndexOddity oddity;
+    QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows,
+                           RowsOf(*pending.module, &oddity));
+    defects_.AddGroupIndex(*pending.module, oddity);
     for (const std::vector<uint32_t>* const table : {&rows.begin, &rows.order})
       QUIRE_RETURN_IF_ERROR(ReserveIndex(*pending.module->qweight, *table));
   }

@@ -174,7 +174,9 @@ class WeightBuilder {
   absl::Status Keep(std::span<const TensorPlacement> tensors);
   // Once all parts are built, or reserved and not `loaded`.
   absl::Status ConnectParts(bool loaded);
-  absl::StatusOr<GroupedRows> RowsOf(const GptqModule& module);
+  // `oddity`, where it is given, is set to what is odd in its group index.
+  absl::StatusOr<GroupedRows> RowsOf(const GptqModule& module,
+                                     GroupIndexOddity* oddity = nullptr) const;
   // For the part that is being built.
   absl::StatusOr<DeviceAddress> AllocateBytes(Bytes size);
   absl::StatusOr<DeviceAddress> AllocateAgain(Bytes size);

@@ -153,7 +153,9 @@ absl::Status WeightBuilder::FinishGptq(const PendingGptq& pending,
                                        ThreadPool* pool) {
   const GptqModule& module = *pending.module;
   GptqMatrix* matrix = pending.matrix;
-  QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(module));
+  GroupIndexOddity oddity;
+  QUIRE_ASSIGN_OR_RETURN(const GroupedRows rows, RowsOf(module, &oddity));
+  defects_.AddGroupIndex(module, oddity);
   QUIRE_ASSIGN_OR_RETURN(matrix->group_begin, Upload(rows.begin));
   if (module.packing == GptqPacking::kAwq) {
     RepackAwqCodes(const_cast<uint32_t*>(matrix->qweight), matrix->in_features,
@@ -182,11 +184,10 @@ absl::Status WeightBuilder::FinishGptq(const PendingGptq& pending,
   return absl::OkStatus();
 }
 
-absl::StatusOr<GroupedRows> WeightBuilder::RowsOf(const GptqModule& module) {
-  GroupIndexOddity oddity;
+absl::StatusOr<GroupedRows> WeightBuilder::RowsOf(
+    const GptqModule& module, GroupIndexOddity* oddity) const {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> group_of_row,
-                         ReadGroupIndex(checkpoint_, module, &oddity));
-  defects_.AddGroupIndex(module, oddity);
+                         ReadGroupIndex(checkpoint_, module, oddity));
   return SortRowsByGroup(group_of_row, module.groups);
 }
 

@@ -119,7 +119,7 @@ absl::Status WeightBuilder::CheckDiskParts(const OffloadOptions& options) {
   for (const PendingScaled& pending : pending_scaled_) {
     if (!on_disk(pending.part)) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::vector<uint32_t> columns,
-                           ScaleColumnsOf(*pending.module));
+                           ReadScaleColumns(checkpoint_, *pending.module));
     made[pending.part] = SaturatingAdd(
         made[pending.part], Bytes(columns.size() * sizeof(columns.front())));
   }
