@@ -128,7 +128,6 @@ TEST_F(KvCacheRoomTest, WhoeverLacksMemoryWaitsForNoBudget) {
   ASSERT_TRUE(all.ok()) << all.status();
   Release(cache_.get(), *all);
   ASSERT_GE(parked(), 100u);
-  const Bytes others(100 * 4096);
   AddressRange* const range =
       *memory_->ReserveRange(PageCount(100), kUnnamedOwner);
   EXPECT_TRUE(memory_->Commit(range, PageCount(0), PageCount(100)).ok());
