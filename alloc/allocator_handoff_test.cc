@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "alloc/testing/allocator_fixture.h"
+#include "quire/alloc/internal_checks.h"
 #include "quire/alloc/mutex.h"
 
 namespace quire {
@@ -21,6 +22,8 @@ class AllocatorHandoffTest : public AllocatorFixture {
   // What may be held beside the live bytes, and a 25th of these.
   static constexpr uint64_t kBeside = 8 * kMiB;
   static constexpr uint64_t kPart = 25;
+  // Checking builds walk all blocks again and again.
+  static constexpr uint64_t kFewer = kInternalChecks ? 10 : 1;
 
   AllocatorHandoffTest() {
     allocator_.reset();
@@ -67,7 +70,7 @@ TEST_F(AllocatorHandoffTest, FromOneStreamToAnother) {
 TEST_F(AllocatorHandoffTest, AroundStreams) {
   const std::vector<StreamId> streams = {MakeStream(), MakeStream(),
                                          MakeStream(), MakeStream()};
-  std::vector<DeviceAddress> blocks(2000);
+  std::vector<DeviceAddress> blocks(2000 / kFewer);
   constexpr uint64_t kSize = 64 << 10;
   for (size_t round = 0; round < 40; ++round) {
     const StreamId stream = streams[round % streams.size()];
@@ -112,7 +115,7 @@ TEST_F(AllocatorHandoffTest, FromOneClassToAnother) {
   constexpr uint64_t kWeights = 1024 * kMiB;
   const DeviceAddress weights = Allocate(kWeights, from);
   for (uint64_t round = 0; round < 60; ++round) {
-    const uint64_t size = 4096 * (2 + round % 8);
+    const uint64_t size = 4096 * (2 + round % 8) * kFewer;
     std::vector<DeviceAddress> blocks(kLive / size);
     Fill(&blocks, size, from);
     FreeAll(blocks, to);
