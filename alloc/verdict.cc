@@ -20,6 +20,7 @@ constexpr size_t kEventsInMessage = 3;
 struct Decision {
   ShortageKind kind;
   std::string advice;
+  bool blames_owner = false;  // for a limit of its own
 };
 
 // What could be had now, as far as the pool goes.
@@ -36,7 +37,8 @@ Decision BlameOwner(const ShortageFacts& facts) {
               " of its limit of " + FormatBytes(owner.limit) +
               ": raise that by at least " +
               FormatBytes(SaturatingSubtract(facts.requested, room)) +
-              ", or free something of it"};
+              ", or free something of it",
+          /*blames_owner=*/true};
 }
 
 std::string NameStreams(const std::vector<AwaitedStream>& awaited) {
@@ -285,9 +287,7 @@ OutOfMemoryVerdict DiagnoseShortage(ShortageFacts facts) {
   Decision decision = Decide(facts, device_free);
   verdict.kind = decision.kind;
   verdict.advice = std::move(decision.advice);
-  if (verdict.kind == ShortageKind::kLimit && facts.requested <= facts.limit) {
-    verdict.owner_limit = std::move(facts.owner_limit);
-  }
+  if (decision.blames_owner) verdict.owner_limit = std::move(facts.owner_limit);
   verdict.owners = std::move(facts.owners);
   verdict.awaited = std::move(facts.awaited);
   verdict.recent = std::move(facts.recent);
