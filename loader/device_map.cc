@@ -11,10 +11,6 @@
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
-namespace {
-
-// Fewer than any machine has, and enough for a message.
-constexpr int32_t kMaxDevices = 1024;
 
 Bytes TotalSize(std::span<const PlacementBlock> blocks) {
   Bytes total;
@@ -22,6 +18,18 @@ Bytes TotalSize(std::span<const PlacementBlock> blocks) {
     total = SaturatingAdd(total, block.size);
   return total;
 }
+
+Bytes TotalRoom(std::span<const MemoryLimit> limits) {
+  Bytes total;
+  for (const MemoryLimit& limit : limits)
+    total = SaturatingAdd(total, limit.limit);
+  return total;
+}
+
+namespace {
+
+// Fewer than any machine has, and enough for a message.
+constexpr int32_t kMaxDevices = 1024;
 
 // What a device gets more than its share: a quarter more than a layer, or than
 // an average module where that is larger, since whole blocks never come out

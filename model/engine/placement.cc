@@ -119,12 +119,8 @@ absl::Status WithSumOfParts(const absl::Status& status,
                             std::span<const PlacementBlock> blocks,
                             const std::vector<MemoryLimit>& limits) {
   if (!absl::IsResourceExhausted(status)) return status;
-  Bytes parts;
-  Bytes room;
-  for (const PlacementBlock& block : blocks)
-    parts = SaturatingAdd(parts, block.size);
-  for (const MemoryLimit& limit : limits)
-    room = SaturatingAdd(room, limit.limit);
+  const Bytes parts = TotalSize(blocks);
+  const Bytes room = TotalRoom(limits);
   if (parts <= room) return status;
   return absl::ResourceExhaustedError(absl::StrCat(
       status.message(), "; all parts take ", FormatBytes(parts),

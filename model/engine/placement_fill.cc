@@ -269,13 +269,7 @@ Copies CopiesOf(std::span<const PlacementBlock> blocks, const DeviceMap& map) {
 absl::StatusOr<std::optional<FilledPlaces>> FillPlaces(
     std::span<const PlacementBlock> blocks, std::span<const MemoryLimit> limits,
     FillOrder order, const MeasureMap& measure) {
-  Bytes needed;
-  Bytes room;
-  for (const PlacementBlock& block : blocks)
-    needed = SaturatingAdd(needed, block.size);
-  for (const MemoryLimit& limit : limits)
-    room = SaturatingAdd(room, limit.limit);
-  if (needed > room) return std::nullopt;
+  if (TotalSize(blocks) > TotalRoom(limits)) return std::nullopt;
   const std::vector<Group> groups = GroupsOf(blocks);
   if (order == FillOrder::kAsTheyRun)
     return Filler(blocks, limits, measure).Run(groups);

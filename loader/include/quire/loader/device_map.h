@@ -108,6 +108,10 @@ struct DeviceMap {
   bool Uses(MemoryTier tier) const;
 };
 
+// Of all blocks, and of what all places hold; 2^64 - 1 at most.
+Bytes TotalSize(std::span<const PlacementBlock> blocks);
+Bytes TotalRoom(std::span<const MemoryLimit> limits);
+
 // kResourceExhausted, with the name of the block and the bytes that are
 // missing, where no place has room for it; kInvalidArgument for rules that
 // contradict themselves.
