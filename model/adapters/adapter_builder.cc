@@ -77,36 +77,35 @@ void AdapterBuilder::AddVector(std::string name, ParameterVector* vector,
 // Under the names of the model that the adapter was trained with, whatever the
 // base model was read from: Hugging Face's, or those of a wrapper around it.
 void AdapterBuilder::AddSlots() {
-  const TensorNames& names = names_;
   AdapterWeights& weights = adapter_->weights_;
   const uint64_t hidden = config_.hidden_size;
   const uint64_t ffn = config_.intermediate_size;
   const uint64_t queries = config_.query_size();
   const uint64_t keys = config_.kv_size();
-  AddLinear(names.embedding, &weights.embedding, config_.vocab_size, hidden);
-  slots_[names.embedding].target = LoraTarget::kEmbedding;
-  AddLinear(names.output, &weights.output, config_.vocab_size, hidden);
-  slots_[names.output].target = LoraTarget::kOutputHead;
-  AddVector(names.output_norm, &weights.output_norm, hidden);
+  AddLinear(names_.embedding, &weights.embedding, config_.vocab_size, hidden);
+  slots_[names_.embedding].target = LoraTarget::kEmbedding;
+  AddLinear(names_.output, &weights.output, config_.vocab_size, hidden);
+  slots_[names_.output].target = LoraTarget::kOutputHead;
+  AddVector(names_.output_norm, &weights.output_norm, hidden);
   weights.layers.resize(config_.layers);
   for (uint32_t i = 0; i < config_.layers; ++i) {
     LayerAdapter& layer = weights.layers[i];
     const auto name = [&](const char* module) {
-      return names.InLayer(i, module);
+      return names_.InLayer(i, module);
     };
-    AddLinear(name(names.query), &layer.query, queries, hidden, true);
-    AddLinear(name(names.key), &layer.key, keys, hidden, true);
-    AddLinear(name(names.value), &layer.value, keys, hidden);
-    AddLinear(name(names.attention_output), &layer.attention_output, hidden,
+    AddLinear(name(names_.query), &layer.query, queries, hidden, true);
+    AddLinear(name(names_.key), &layer.key, keys, hidden, true);
+    AddLinear(name(names_.value), &layer.value, keys, hidden);
+    AddLinear(name(names_.attention_output), &layer.attention_output, hidden,
               queries);
-    AddLinear(name(names.gate), &layer.gate, ffn, hidden);
-    AddLinear(name(names.up), &layer.up, ffn, hidden);
-    AddLinear(name(names.down), &layer.down, hidden, ffn);
-    AddVector(name(names.attention_norm), &layer.attention_norm, hidden);
-    AddVector(name(names.ffn_norm), &layer.ffn_norm, hidden);
+    AddLinear(name(names_.gate), &layer.gate, ffn, hidden);
+    AddLinear(name(names_.up), &layer.up, ffn, hidden);
+    AddLinear(name(names_.down), &layer.down, hidden, ffn);
+    AddVector(name(names_.attention_norm), &layer.attention_norm, hidden);
+    AddVector(name(names_.ffn_norm), &layer.ffn_norm, hidden);
     if (!config_.head_norms) continue;
-    AddVector(name(names.query_norm), &layer.query_norm, config_.head_dim);
-    AddVector(name(names.key_norm), &layer.key_norm, config_.head_dim);
+    AddVector(name(names_.query_norm), &layer.query_norm, config_.head_dim);
+    AddVector(name(names_.key_norm), &layer.key_norm, config_.head_dim);
   }
 }
 
