@@ -174,8 +174,6 @@ TEST(DetourPlannerTest, RunsOfBothSetsThatTouchAreOne) {
   EXPECT_EQ(choice.pieces[0].length, kPage);
 }
 
-// Pages of which the steps of a tail's length are single grains, and larger
-// ones.
 // The largest allocation that is promised begins with it.
 TEST(DetourPlannerTest, FindsTheLongestBeginningBehindThousands) {
   Runs runs;
@@ -195,6 +193,8 @@ TEST(DetourPlannerTest, FindsTheLongestBeginningBehindThousands) {
   EXPECT_EQ(choice.pieces[1].begin, whole);
 }
 
+// Pages of which the steps of a tail's length are single grains, and larger
+// ones.
 TEST(DetourPlannerTest, OfLargePagesToo) {
   for (const uint64_t page : {MiB(2).value(), MiB(32).value()}) {
     RunSet free;
