@@ -159,9 +159,8 @@ uint64_t DeviceAllocator::Impl::AwaitablePages(const OwnerHeap& heap) const {
     return list->captured() && !list->empty();
   };
   const bool awaits_capture =
-      !captures_.empty() &&
-      (absl::c_any_of(heap.free_lists(), is_of_capture) ||
-       absl::c_any_of(shared_cooling_, is_captured));
+      !captures_.empty() && (absl::c_any_of(heap.free_lists(), is_of_capture) ||
+                             absl::c_any_of(shared_cooling_, is_captured));
   return awaits_capture ? heap.free_pages() : heap.reclaimable_pages();
 }
 

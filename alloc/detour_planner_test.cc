@@ -179,8 +179,8 @@ TEST(DetourPlannerTest, FindsTheLongestBeginningBehindThousands) {
   Runs runs;
   for (uint64_t i = 0; i < 3000; ++i) {
     const uint64_t length = i == 2345 ? 7 : 1 + i % 6;
-    runs.push_back({kBase + (2 * i + 1) * kPage - length * kGrain,
-                    length * kGrain});
+    runs.push_back(
+        {kBase + (2 * i + 1) * kPage - length * kGrain, length * kGrain});
   }
   const uint64_t whole = runs.back().end() + kPage;
   runs.push_back({whole, kPage + kGrain});

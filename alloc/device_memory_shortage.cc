@@ -330,8 +330,7 @@ absl::Status DeviceMemory::Impl::OutOfMemory(const Shortage& shortage) {
   return verdict.ToStatus();
 }
 
-absl::Status DeviceMemory::Impl::OutOfAddresses(PageCount pages,
-                                                OwnerId owner,
+absl::Status DeviceMemory::Impl::OutOfAddresses(PageCount pages, OwnerId owner,
                                                 VerdictDetail detail) {
   OutOfMemoryVerdict verdict = DescribeShortage(pages, owner, detail);
   verdict.kind = ShortageKind::kAddressSpace;

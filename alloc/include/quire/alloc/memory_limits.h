@@ -60,8 +60,8 @@ struct OwnerStatistics {
 // process outside of Quire) cannot be had, so it is never counted on: the
 // result is at most what is free now, less the `headroom` to be left to them.
 // `held` is what the device memory has already, when its limit is set anew:
-// DeviceMemoryStatistics::in_use, or nothing before there is one. (vLLM refuses to start where fraction * total is not free; here the limit is
-// lower.)
+// DeviceMemoryStatistics::in_use, or nothing before there is one. (vLLM refuses
+// to start where fraction * total is not free; here the limit is lower.)
 //
 // Errors: kInvalidArgument for a fraction that is not above 0 and at most 1,
 // NaN included; kResourceExhausted where nothing is left.

@@ -1,5 +1,5 @@
-// Reads tensors of a checkpoint from its files, a piece at a time: for who looks
-// at what weights hold, without a device and in little memory.
+// Reads tensors of a checkpoint from its files, a piece at a time: for who
+// looks at what weights hold, without a device and in little memory.
 
 #ifndef QUIRE_LOADER_TENSOR_PIECES_H_
 #define QUIRE_LOADER_TENSOR_PIECES_H_

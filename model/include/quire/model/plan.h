@@ -32,7 +32,7 @@ struct DevicePlan {
   Bytes buffers;    // pages that weights kept elsewhere are run from
   // Pages under all three.
   Bytes fixed;
-  Bytes peak;           // the most pages during the load: fixed, or more
+  Bytes peak;  // the most pages during the load: fixed, or more
   // The same while one sequence of the longest length runs, too.
   Bytes running_peak;
   uint32_t layers = 0;  // that run there
@@ -70,8 +70,8 @@ struct ModelPlan {
   // adapters.
   Bytes fixed;
   std::vector<DevicePlan> devices;
-  Bytes host;  // of the weights, in host memory
-  Bytes disk;  // of the weights, on disk
+  Bytes host;          // of the weights, in host memory
+  Bytes disk;          // of the weights, on disk
   Bytes staging_peak;  // pinned for the load, as LoadReport has it
   // Memory of the host at its worst, for weights: what it keeps of them, and
   // the buffers that they are read through.
