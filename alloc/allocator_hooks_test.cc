@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "alloc/testing/allocator_fixture.h"
@@ -81,6 +82,28 @@ class Bystander : public MemoryHooks {
   const std::vector<StreamId> streams_;
 };
 
+// Takes a little for another owner when pages go.
+class Taker : public MemoryHooks {
+ public:
+  Taker(DeviceAllocator* allocator, OwnerId owner)
+      : allocator_(allocator), owner_(owner) {}
+
+  void OnPagesUnmapped(const MappingChange& /*change*/) override {
+    if (std::exchange(taken, true)) return;
+    AllocateOptions options;
+    options.owner = owner_;
+    const auto address = allocator_->Allocate(Bytes(100), options);
+    ASSERT_TRUE(address.ok()) << address.status();
+    EXPECT_EQ(allocator_->Free(*address), absl::OkStatus());
+  }
+
+  bool taken = false;
+
+ private:
+  DeviceAllocator* const allocator_;
+  const OwnerId owner_;
+};
+
 class AllocatorHooksTest : public AllocatorFixture {
  protected:
   AllocatorHooksTest() : saver_(allocator_.get()) {
@@ -102,6 +125,32 @@ TEST_F(AllocatorHooksTest, AHookMayFreeWhatTheRequestNeeds) {
   saver_.spare.push_back(AllocatePages(kLimitPages / 2));
   Free(Allocate(100));
   EXPECT_EQ(saver_.spare.size(), 2u);
+}
+
+// To keep to a limit takes pages, which a hook is told of: what it allocates
+// then is not part of what is promised afterwards.
+TEST_F(AllocatorHooksTest, WhatIsPromisedComesAfterTheHooks) {
+  Free(AllocatePages(10));  // which lie side by side
+  Allocate(kPageBytes * 19 / 8);
+  const DeviceAddress large = Allocate(kPageBytes * 21 / 4);
+  Allocate(kPageBytes * 19 / 8);
+  AllocatePages(kLimitPages - 12);
+  // What is given up for the other owner is lost to this one.
+  OwnerLimits limits;
+  limits.reserved_minimum = kPage;
+  ASSERT_EQ(memory_->SetOwnerLimits(kOwner, limits), absl::OkStatus());
+  const DeviceAddress spare = AllocatePages(1);
+  Free(large);
+  Free(spare);
+  ASSERT_EQ(memory_->SetLimit(Bytes((kLimitPages - 2) * kPageBytes)),
+            absl::OkStatus());
+  Taker taker(allocator_.get(), kOwner);
+  memory_->AddHooks(&taker);
+  const uint64_t largest = allocator_->GetLargestPossible().value();
+  EXPECT_TRUE(taker.taken);
+  EXPECT_GE(largest, 4 * kPageBytes);
+  Allocate(largest);
+  memory_->RemoveHooks(&taker);
 }
 
 TEST_F(AllocatorHooksTest, RunWithoutALockWhenAThreadEnds) {

@@ -119,12 +119,18 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
 
 Bytes DeviceAllocator::Impl::GetLargestPossible(OwnerId owner) {
   if (!CheckOwner(owner).ok() || !table_error_.ok()) return Bytes(0);
+  {
+    // Its end tells the hooks which pages went, and they may allocate: before
+    // anything is looked at, or the promise would be older than what they took.
+    const HookDeferral deferral(memory_);
+    MutexLock lock(&mutex_);
+    KeepToLimit();
+  }
   Bytes room;
   {
     const HookDeferral deferral(memory_);
     MutexLock lock(&mutex_);
     if (IsAsleep(owner)) return Bytes(0);
-    KeepToLimit();
     FlushCaches();
     if (owner.value() < heap_of_owner_.size() &&
         heap_of_owner_[owner.value()] != nullptr) {

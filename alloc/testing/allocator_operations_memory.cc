@@ -37,17 +37,20 @@ absl::Status AllocatorOperations::Allocate() {
   const uint64_t largest =
       allocator_->GetLargestPossible(options.owner).value();
   const GraphPoolId pool = PoolFor(options.stream);
+  const uint64_t before = allocations_;
   const auto address = allocator_->Allocate(Bytes(size), options);
   if (!address.ok() && pool == GraphPoolId() && IsAsleep(options.owner) &&
       absl::IsFailedPrecondition(address.status())) {
     return absl::OkStatus();
   }
   if (!address.ok()) {
-    // Alignment is not part of the promise, and what was freed on a captured
-    // stream waits for the end of the capture.
+    // Alignment is not part of the promise, what was freed on a captured stream
+    // waits for the end of the capture, and a hook that the request caused may
+    // have taken a page for another owner, whose reservation keeps it.
     return CheckRefusal(address.status(), size, largest,
                         options.alignment <= kDefaultAlignment &&
-                            captures_.empty() && !IsAsleep(options.owner));
+                            captures_.empty() && !IsAsleep(options.owner) &&
+                            allocations_ == before);
   }
   // The pool's is the owner of what it hands out.
   if (pool != GraphPoolId()) options.owner = graph_pools_.at(pool);
