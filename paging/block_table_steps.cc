@@ -200,7 +200,9 @@ uint64_t BlockTableCacheImpl::BlocksToGrow(const SequenceGrowth& growth) const {
   uint64_t blocks = 0;
   for (uint32_t table = 0; table < geometry_.tables(); ++table) {
     uint64_t peak = geometry_.BlocksFor(growth.tokens);
-    uint64_t now = geometry_.BlocksFor(growth.backed);
+    // A block that is partly used is copied by the first who writes there.
+    uint64_t now = growth.forks ? growth.backed >> geometry_.block_shift()
+                                : geometry_.BlocksFor(growth.backed);
     const KvLayerKind& kept = geometry_.Kept(table);
     if (kept.window > 0) {
       const uint64_t sinks = GoneBehind(table, 0);

@@ -104,6 +104,13 @@ absl::Status KvCache::Publish(SequenceId sequence,
   impl_->CheckAfterMutation();
   return status;
 }
+absl::StatusOr<SequenceId> KvCache::Fork(SequenceId parent) {
+  const StreamId stream = impl_->options().stream;
+  if (stream == StreamId())
+    return absl::FailedPreconditionError(
+        "KV cache: the options name no stream on which a fork could be copied");
+  return Fork(parent, stream);
+}
 absl::StatusOr<SequenceId> KvCache::Fork(SequenceId parent, StreamId stream) {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   const HookDeferral deferral(memory_);

@@ -17,9 +17,10 @@ KvCache::Impl::~Impl() {
     (void)memory_->driver()->DestroyStream(copy_stream_);
   if (tail_stream_ != StreamId())
     (void)memory_->driver()->DestroyStream(tail_stream_);
+  // No kernel uses them; copies of the cache's own may.
   for (KvSequence& sequence : sequences_) {
     if (sequence.region)
-      memory_->ReleaseRange(sequence.region->range(), Fence());
+      memory_->ReleaseRange(sequence.region->range(), sequence.region->fence());
   }
   for (KvRegion* region : parked_.OldestFirst())
     memory_->ReleaseRange(region->range(), region->fence());

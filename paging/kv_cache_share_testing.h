@@ -6,6 +6,7 @@
 #define QUIRE_PAGING_KV_CACHE_SHARE_TESTING_H_
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -31,9 +32,18 @@ inline Tokens Concat(Tokens a, const Tokens& b) {
 // The addresses of a sequence, which stay when the id is dead.
 class TokenRows {
  public:
-  TokenRows(const KvCache& cache, SequenceId sequence) {
-    for (uint32_t layer = 0; layer < cache.layout().layers(); ++layer)
-      views_.push_back(*cache.View(sequence, layer));
+  TokenRows(const SequenceCache& cache, SequenceId sequence) {
+    for (uint32_t layer = 0; layer < cache.layout().layers(); ++layer) {
+      KvLayerView view = *cache.View(sequence, layer);
+      if (view.block_table != nullptr) {
+        const uint64_t rows = uint64_t{1} << view.block_shift;
+        tables_.push_back(std::make_shared<const std::vector<uint32_t>>(
+            view.block_table,
+            view.block_table + (*cache.Length(sequence) + rows - 1) / rows));
+        view.block_table = tables_.back()->data();
+      }
+      views_.push_back(view);
+    }
   }
 
   void Write(const Tokens& tokens, uint64_t from) const {
@@ -80,6 +90,8 @@ class TokenRows {
     return tokens.size();
   }
 
+  // Of blocks, which the cache may change.
+  std::vector<std::shared_ptr<const std::vector<uint32_t>>> tables_;
   std::vector<KvLayerView> views_;
 };
 

@@ -123,7 +123,8 @@ PageCount KvRegion::PagesToGrow(const SequenceGrowth& growth) const {
   uint64_t pages = 0;
   for (uint32_t group = 0; group < parts_.size(); ++group) {
     PageCount peak = geometry_->PagesOf(group, growth.tokens);
-    PageCount now = geometry_->PagesOf(group, growth.backed);
+    PageCount now = growth.forks ? geometry_->FilledBy(group, growth.backed)
+                                 : geometry_->PagesOf(group, growth.backed);
     const KvLayerKind& kind = KindOf(group);
     if (kind.window > 0) {
       const PageCount sinks = BehindWindow(group, 0);
@@ -132,11 +133,15 @@ PageCount KvRegion::PagesToGrow(const SequenceGrowth& growth) const {
           SaturatingAdd(kind.window, growth.step_tokens), growth.tokens);
       peak = std::min(peak, Plus(Plus(sinks, geometry_->PagesOf(group, seen)),
                                  PageCount(1)));
-      now = PageCount(Beyond(
-          now,
-          PageCount(Beyond(
-              BehindWindow(group, SaturatingAdd(growth.computed, uint64_t{1})),
-              sinks))));
+      // What a fork has of these layers is a copy.
+      now =
+          growth.forks
+              ? PageCount(0)
+              : PageCount(Beyond(
+                    now, PageCount(Beyond(
+                             BehindWindow(group, SaturatingAdd(growth.computed,
+                                                               uint64_t{1})),
+                             sinks))));
     }
     pages = SaturatingAdd(pages, Beyond(peak, now));
   }

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -23,7 +25,8 @@
 namespace quire {
 
 // Sequences of whole pages of kPageTokens tokens, in `pages` pages in all. With
-// a window they give back the pages that no kernel sees any more.
+// a window they give back the pages that no kernel sees any more. Forks share
+// the pages that their tokens fill; with a window, none.
 class CountingCache : public SequenceCache, public SequenceSwap {
  public:
   static constexpr uint64_t kPageTokens = 16;
@@ -46,8 +49,9 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   absl::StatusOr<SequenceId> Admit(uint64_t tokens) override {
     if (PagesOf(tokens) > free()) return Shortage();
     const SequenceId id(++last_id_);
-    sequences_[id] = {
-        .length = tokens, .end = PagesOf(tokens), .batch = batch_};
+    Sequence& sequence = sequences_[id];
+    sequence = {.length = tokens, .batch = batch_};
+    sequence.GrowTo(PagesOf(tokens));
     return id;
   }
 
@@ -75,8 +79,10 @@ class CountingCache : public SequenceCache, public SequenceSwap {
     for (const SequenceGrowth& growth : growths) {
       const uint64_t peak =
           PeakPages(growth.tokens, window_, growth.step_tokens);
-      const uint64_t now =
-          PagesOf(growth.backed) - BehindWindow(growth.computed + 1);
+      const uint64_t now = !growth.forks ? PagesOf(growth.backed) -
+                                               BehindWindow(growth.computed + 1)
+                           : window_ == 0 ? growth.backed / kPageTokens
+                                          : 0;
       pages += peak - std::min(peak, now);
     }
     return pages <= free();
@@ -111,17 +117,16 @@ class CountingCache : public SequenceCache, public SequenceSwap {
       if (sequence.batch != batch_ &&
           (step.length > sequence.length ||
            (sequence.stepped && step.length == sequence.length)))
-        sequence.begin =
-            std::max(sequence.begin,
-                     BehindWindow(std::min(sequence.length + 1, step.length)));
+        sequence.DropTo(
+            BehindWindow(std::min(sequence.length + 1, step.length)));
       const uint64_t end = PagesOf(step.length);
-      wanted += end - std::min(sequence.end, end);
+      wanted += end - std::min(sequence.end(), end);
     }
     if (wanted > free()) return Shortage();
     for (const SequenceStep& step : steps) {
       Sequence& sequence = sequences_.at(step.sequence);
       sequence.length = step.length;
-      sequence.end = std::max(sequence.end, PagesOf(step.length));
+      sequence.GrowTo(PagesOf(step.length));
       sequence.batch = batch_;
       sequence.stepped = true;
     }
@@ -156,7 +161,25 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   }
 
   absl::StatusOr<Bytes> FreedByRelease(SequenceId id) const override {
-    return BytesOf(sequences_.at(id).pages());
+    const std::vector<Page>& pages = sequences_.at(id).pages;
+    return BytesOf(static_cast<uint64_t>(std::ranges::count_if(
+        pages, [](const Page& page) { return page.use_count() == 1; })));
+  }
+
+  absl::StatusOr<SequenceId> Fork(SequenceId id) override {
+    const Sequence& parent = sequences_.at(id);
+    EXPECT_FALSE(parent.swapped);
+    EXPECT_EQ(parent.length, parent.written) << "forked before it was written";
+    const uint64_t shared = window_ == 0 ? parent.length / kPageTokens : 0;
+    if (refuse_forks) return absl::InternalError("no forks");
+    if (parent.end() - parent.begin - shared > free()) return Shortage();
+    Sequence child = parent;
+    child.batch = batch_;
+    child.pages.resize(shared);
+    child.GrowTo(parent.end());
+    const SequenceId fork(++last_id_);
+    sequences_[fork] = std::move(child);
+    return fork;
   }
 
   absl::StatusOr<KvLayerView> View(SequenceId, uint32_t) const override {
@@ -170,14 +193,18 @@ class CountingCache : public SequenceCache, public SequenceSwap {
     Sequence& sequence = sequences_.at(id);
     EXPECT_FALSE(sequence.swapped);
     sequence.swapped = true;
+    sequence.out = sequence.end();
+    sequence.pages.clear();
     return absl::OkStatus();
   }
 
   absl::Status SwapIn(SequenceId id) override {
     Sequence& sequence = sequences_.at(id);
     EXPECT_TRUE(sequence.swapped);
-    if (refuse_swaps || sequence.pages() > free()) return Shortage();
+    if (refuse_swaps || sequence.out - sequence.begin > free())
+      return Shortage();
     sequence.swapped = false;
+    sequence.GrowTo(sequence.out);
     return absl::OkStatus();
   }
 
@@ -193,6 +220,7 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   bool empty() const { return sequences_.empty(); }
 
   bool refuse_swaps = false;
+  bool refuse_forks = false;
   bool has_time = true;  // to make room for admissions
   std::vector<std::pair<uint64_t, uint64_t>> rooms;  // known tokens, and all
   uint64_t prefix = 0;
@@ -201,16 +229,25 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   std::vector<uint64_t> turns;
 
  private:
+  // As many as there are of them, sequences have it.
+  using Page = std::shared_ptr<int>;
   struct Sequence {
     uint64_t length = 0;
-    uint64_t begin = 0;  // pages
-    uint64_t end = 0;
+    uint64_t begin = 0;  // the number of the first page
+    std::vector<Page> pages;
+    uint64_t out = 0;  // the end of what was swapped out
     uint64_t written = 0;
     uint64_t batch = 0;
     bool stepped = false;
     bool swapped = false;
 
-    uint64_t pages() const { return end - begin; }
+    uint64_t end() const { return begin + pages.size(); }
+    void GrowTo(uint64_t new_end) {
+      while (end() < new_end) pages.push_back(std::make_shared<int>());
+    }
+    void DropTo(uint64_t new_begin) {
+      for (; begin < new_begin; ++begin) pages.erase(pages.begin());
+    }
   };
 
   static uint64_t PagesOf(uint64_t tokens) {
@@ -228,10 +265,10 @@ class CountingCache : public SequenceCache, public SequenceSwap {
     return absl::ResourceExhaustedError("no pages");
   }
   uint64_t used() const {
-    uint64_t pages = 0;
+    std::set<Page> pages;
     for (const auto& [id, sequence] : sequences_)
-      pages += sequence.swapped ? 0 : sequence.pages();
-    return pages;
+      pages.insert(sequence.pages.begin(), sequence.pages.end());
+    return pages.size();
   }
   uint64_t free() const { return pages_ - std::min(pages_, used()); }
 

@@ -1,8 +1,10 @@
 #include "quire/paging/static_cache.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "paging/process_check.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
@@ -17,11 +19,13 @@ absl::StatusOr<std::unique_ptr<StaticCache>> StaticCache::Create(
   slots.limit = options.limit;
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache,
                          KvCache::Create(memory, layout, slots));
-  return std::unique_ptr<StaticCache>(new StaticCache(std::move(cache)));
+  return std::unique_ptr<StaticCache>(
+      new StaticCache(memory, options.stream, std::move(cache)));
 }
 
-StaticCache::StaticCache(std::unique_ptr<KvCache> slots)
-    : slots_(std::move(slots)) {}
+StaticCache::StaticCache(DeviceMemory* memory, StreamId stream,
+                         std::unique_ptr<KvCache> slots)
+    : memory_(memory), stream_(stream), slots_(std::move(slots)) {}
 
 const KvLayout& StaticCache::layout() const { return slots_->layout(); }
 uint64_t StaticCache::max_sequence_length() const {
@@ -45,6 +49,48 @@ absl::StatusOr<SequenceId> StaticCache::Admit(uint64_t tokens) {
   return status;
 }
 
+absl::StatusOr<SequenceId> StaticCache::Fork(SequenceId parent) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
+  if (stream_ == StreamId())
+    return absl::FailedPreconditionError(
+        "static KV cache: the options name no stream on which a fork could be "
+        "copied");
+  MutexLock lock(&fork_mutex_);
+  QUIRE_ASSIGN_OR_RETURN(const uint64_t tokens, slots_->Length(parent));
+  QUIRE_ASSIGN_OR_RETURN(const SequenceId child, Admit(tokens));
+  absl::Status status = CopyRows(parent, child, tokens);
+  // Also what is under way when a copy is refused.
+  status.Update(memory_->driver()->SynchronizeStream(stream_));
+  if (status.ok()) return child;
+  slots_->Release(child, Fence()).IgnoreError();
+  return status;
+}
+
+// A group's rows are one array, which begins where its first layer's do.
+absl::Status StaticCache::CopyRows(SequenceId from, SequenceId to,
+                                   uint64_t tokens) {
+  std::vector<bool> copied(layout().groups());
+  for (uint32_t layer = 0; layer < layout().layers(); ++layer) {
+    const KvLayout::LayerPlace& place = layout().PlaceOf(layer);
+    QUIRE_ASSIGN_OR_RETURN(const KvLayerView source, slots_->View(from, layer));
+    QUIRE_ASSIGN_OR_RETURN(const KvLayerView target, slots_->View(to, layer));
+    const auto copy = [&](const KvLayout::SidePlace& side, DeviceAddress there,
+                          DeviceAddress here) -> absl::Status {
+      const Bytes size(layout().RowBytes(side.group).value() * tokens);
+      if (copied[side.group] || size.zero()) return absl::OkStatus();
+      copied[side.group] = true;
+      const auto begin = [&](DeviceAddress first) {
+        return DeviceAddress(first.value() - side.offset.value());
+      };
+      return memory_->driver()->CopyOnDevice(begin(there), begin(here), size,
+                                             stream_);
+    };
+    QUIRE_RETURN_IF_ERROR(copy(place.keys, target.keys, source.keys));
+    QUIRE_RETURN_IF_ERROR(copy(place.values, target.values, source.values));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status StaticCache::Step(std::span<const SequenceStep> steps) {
   return slots_->Step(steps);
 }
@@ -61,6 +107,8 @@ absl::Status StaticCache::Shrink(SequenceId sequence, uint64_t length,
 }
 
 absl::Status StaticCache::Release(SequenceId sequence, const Fence& fence) {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
+  MutexLock lock(&fork_mutex_);
   return slots_->Release(sequence, fence);
 }
 

@@ -104,7 +104,8 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> MakeStressCache(
                    memory, layout,
                    {.max_sequence_length = settings.max_sequence_length,
                     .max_sequences = settings.max_sequences,
-                    .owner = settings.owner}));
+                    .owner = settings.owner,
+                    .stream = settings.stream}));
   } else {
     KvCacheOptions options;
     options.max_sequence_length = settings.max_sequence_length;

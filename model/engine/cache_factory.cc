@@ -55,7 +55,8 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
                                  {.max_sequence_length = max_sequence_length,
                                   .max_sequences = options.max_sequences,
                                   .owner = owner,
-                                  .limit = options.kv_limit});
+                                  .limit = options.kv_limit,
+                                  .stream = stream});
     case KvCacheKind::kContiguous:
       return KvCache::Create(memory, part.layout,
                              {.max_sequence_length = max_sequence_length,

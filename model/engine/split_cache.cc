@@ -41,12 +41,13 @@ absl::StatusOr<std::vector<SequenceId>> SplitCache::Find(
   return found->second;
 }
 
-absl::StatusOr<SequenceId> SplitCache::Admit(uint64_t tokens) {
+absl::StatusOr<SequenceId> SplitCache::BeginInAll(
+    absl::FunctionRef<absl::StatusOr<SequenceId>(size_t)> begin) {
   std::vector<SequenceId> ids;
-  for (const auto& part : parts_) {
-    const absl::StatusOr<SequenceId> id = part->Admit(tokens);
+  for (size_t part = 0; part < parts_.size(); ++part) {
+    const absl::StatusOr<SequenceId> id = begin(part);
     if (!id.ok()) {
-      // Nothing has used them, so they are free at once; a release that fails
+      // No kernel has used them, so they are free at once; a release that fails
       // has lost pages, which the part reports where it is asked.
       for (size_t i = 0; i < ids.size(); ++i)
         parts_[i]->Release(ids[i], Fence()).IgnoreError();
@@ -58,6 +59,15 @@ absl::StatusOr<SequenceId> SplitCache::Admit(uint64_t tokens) {
   const SequenceId id(next_id_++);
   sequences_[id] = std::move(ids);
   return id;
+}
+
+absl::StatusOr<SequenceId> SplitCache::Admit(uint64_t tokens) {
+  return BeginInAll([&](size_t part) { return parts_[part]->Admit(tokens); });
+}
+
+absl::StatusOr<SequenceId> SplitCache::Fork(SequenceId parent) {
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<SequenceId> ids, Find(parent));
+  return BeginInAll([&](size_t part) { return parts_[part]->Fork(ids[part]); });
 }
 
 bool SplitCache::KeepsAllTokens() const {

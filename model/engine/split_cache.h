@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/mutex.h"
@@ -41,6 +42,7 @@ class SplitCache final : public SequenceCache, public SequenceSwap {
   absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
   absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
       std::span<const int32_t> tokens, uint64_t step_tokens) override;
+  absl::StatusOr<SequenceId> Fork(SequenceId parent) override;
   absl::Status Step(std::span<const SequenceStep> steps) override;
   absl::Status Shrink(SequenceId sequence, uint64_t length,
                       const Fence& fence) override;
@@ -69,6 +71,9 @@ class SplitCache final : public SequenceCache, public SequenceSwap {
   // The sequence's id in each part.
   absl::StatusOr<std::vector<SequenceId>> Find(SequenceId sequence) const
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // A sequence that `begin(part index)` begins in every part, or in none.
+  absl::StatusOr<SequenceId> BeginInAll(
+      absl::FunctionRef<absl::StatusOr<SequenceId>(size_t)> begin);
   // Shrinks the sequences of the first `parts` parts to what they had.
   void UndoStep(size_t parts,
                 std::span<const std::vector<SequenceStep>> before) const;

@@ -35,7 +35,10 @@ class SplitCacheTest : public testing::Test {
     const std::vector<std::vector<uint32_t>> layers = {{0, 2}, {1}};
     std::vector<SplitLayer> places(kLayers);
     std::vector<std::unique_ptr<SequenceCache>> parts;
+    streams_.clear();
     for (size_t device = 0; device < layers.size(); ++device) {
+      streams_.push_back(*runtime_->driver()->CreateStream(
+          DeviceId(static_cast<int32_t>(device))));
       DeviceMemory* const memory =
           runtime_->memory(DeviceId(static_cast<int32_t>(device)));
       ASSERT_TRUE(
@@ -47,6 +50,7 @@ class SplitCacheTest : public testing::Test {
           {.max_sequence_length = 4096,
            .max_sequences = 4,
            .limit = limit_,
+           .stream = streams_.back(),
            .swap_space = swap_space_[device]});
       ASSERT_TRUE(cache.ok()) << cache.status();
       for (size_t i = 0; i < layers[device].size(); ++i)
@@ -63,9 +67,16 @@ class SplitCacheTest : public testing::Test {
     return *KvLayout::Create(KvShape{layers, 4, 32, KvDType::kF32}, layers);
   }
 
+  // The caches have copied on their streams.
+  void Synchronize() {
+    for (const StreamId stream : streams_)
+      EXPECT_TRUE(runtime_->driver()->SynchronizeStream(stream).ok());
+  }
+
   Bytes swap_space_[2];  // of each device
   KvTokenLimit limit_;
   std::unique_ptr<Runtime> runtime_;
+  std::vector<StreamId> streams_;       // of each device
   std::vector<SequenceCache*> caches_;  // of split_
   std::unique_ptr<SplitCache> split_;
 };
@@ -190,6 +201,34 @@ void ExpectRows(SplitCache& cache, SequenceId sequence, uint64_t tokens) {
   }
 }
 
+TEST_F(SplitCacheTest, AForkHasTheRowsOfEveryDevice) {
+  Open(16, 16);
+  const SequenceId parent = *split_->Admit(70);
+  WriteRows(*split_, parent, 70);
+  const auto child = split_->Fork(parent);
+  ASSERT_TRUE(child.ok()) << child.status();
+  Synchronize();
+  EXPECT_EQ(*split_->Length(*child), 70u);
+  const SequenceStep step{*child, 71};
+  ASSERT_TRUE(split_->Step(std::span(&step, 1)).ok());
+  WriteRows(*split_, parent, 70);
+  EXPECT_TRUE(split_->Release(parent, Fence()).ok());
+  ExpectRows(*split_, *child, 70);
+  EXPECT_EQ(split_->Fork(parent).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(split_->CheckInvariants().ok());
+}
+
+// Device 1 has two pages, and the copy of the fork's last rows needs a third.
+TEST_F(SplitCacheTest, AForkThatOnePartRefusesNoneHas) {
+  Open(64, 2);
+  const SequenceId parent = *split_->Admit(100);
+  const Bytes before = caches_[0]->Use().needed;
+  EXPECT_EQ(split_->Fork(parent).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(caches_[0]->Use().needed, before);
+  EXPECT_TRUE(split_->CheckInvariants().ok());
+}
+
 TEST_F(SplitCacheTest, ASequenceIsSwappedOutOnAllDevices) {
   swap_space_[0] = swap_space_[1] = MiB(1);
   Open(8, 8);
@@ -207,6 +246,7 @@ TEST_F(SplitCacheTest, ASequenceIsSwappedOutOnAllDevices) {
   EXPECT_TRUE(absl::IsResourceExhausted(split_->SwapIn(*sequence)));
   ASSERT_TRUE(split_->Release(*other, Fence()).ok());
   ASSERT_TRUE(split_->SwapIn(*sequence).ok());
+  Synchronize();
   EXPECT_EQ(split_->Use().needed, before);
   ExpectRows(*split_, *sequence, 200);
   EXPECT_TRUE(split_->CheckInvariants().ok());
@@ -232,6 +272,7 @@ TEST_F(SplitCacheTest, ASwapThatFailsOnOneDeviceIsUndoneOnTheOther) {
   EXPECT_EQ(caches_[0]->Use().needed, Bytes(0));
   ASSERT_TRUE(caches_[1]->Release(*other, Fence()).ok());
   ASSERT_TRUE(split_->SwapIn(*sequence).ok());
+  Synchronize();
   ExpectRows(*split_, *sequence, 64);
   EXPECT_TRUE(split_->CheckInvariants().ok());
 }

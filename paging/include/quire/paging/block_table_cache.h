@@ -67,9 +67,6 @@ class BlockTableCache : public SequenceCache {
       DeviceMemory* memory, const KvLayout& layout,
       const BlockTableCacheOptions& options);
 
-  // A new sequence with the tokens of `parent`, in the same blocks. Error:
-  // kResourceExhausted where all sequences are in use.
-  virtual absl::StatusOr<SequenceId> Fork(SequenceId parent) = 0;
   virtual BlockTableCacheStatistics GetStatistics() const = 0;
 };
 

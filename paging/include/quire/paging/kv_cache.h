@@ -109,8 +109,9 @@ struct KvCacheOptions {
   // Tokens of a block: published rows are found block by block. 0: nothing is
   // published.
   uint32_t prefix_block_tokens = 16;
-  // For AdmitPrompt without options, and of the kernels that follow a SwapIn:
-  // they wait for its copies. StreamId(): SwapIn waits for them.
+  // For AdmitPrompt without options, Fork without a stream, and of the kernels
+  // that follow a SwapIn: they wait for its copies. StreamId(): SwapIn waits
+  // for them, and there is no such Fork.
   StreamId stream;
   // Pinned host memory for sequences that are swapped out, at most: vLLM's
   // swap_space. Whole pages of it are used. 0: nothing is swapped out.
@@ -262,10 +263,10 @@ class KvCache : public SequenceCache,
   // mapped. Errors: the driver's.
   absl::StatusOr<PageCount> PrepareAhead(
       std::optional<uint32_t> steps = std::nullopt);
-  // A sequence with the rows of `parent`, which both may continue. `stream` is
-  // ordered after the kernels that wrote them, and those of the new sequence
-  // after it. Its errors are those of Admit, the driver's for a copy, and
-  // kFailedPrecondition where tokens are dropped.
+  // Shares whole pages, and copies the rows behind them at once; of layers that
+  // drop tokens, all that are left. Takes the addresses of a sequence.
+  absl::StatusOr<SequenceId> Fork(SequenceId parent) override;
+  // The same, with the copies on `stream`.
   absl::StatusOr<SequenceId> Fork(SequenceId parent, StreamId stream);
   // ---- SequenceSwap ----
   // This cache; null where swap_space is 0.

@@ -62,6 +62,9 @@ struct SequenceGrowth {
   uint64_t backed = 0;
   uint64_t tokens = 0;
   uint64_t step_tokens = UINT64_MAX;
+  // It is to be forked from a sequence of `backed` tokens: whole pages, or
+  // blocks, of these are shared.
+  bool forks = false;
 };
 
 struct PromptAdmission {
@@ -120,6 +123,23 @@ class SequenceCache {
                             uint64_t /*turn*/) {}
   // Turns before `turn` are over.
   virtual void AdvanceTurn(uint64_t /*turn*/) {}
+  // A new sequence with the tokens of `parent`, which both may continue, each
+  // with rows of its own. What neither writes again is shared where the cache
+  // can do that; rows beside which the next ones come are copied, at once or
+  // when one of the two comes to write there, so that the Step of either may
+  // need memory for it; slots have no memory in common, and all is copied. What
+  // was published of the parent counts for both, and so do its priority, its
+  // retention and its limit.
+  //
+  // Rows are copied on the stream of the cache's options. The kernels that
+  // wrote the parent's must be queued there before, or be complete, and those
+  // of the new sequence come after; of the two sequences either may end first,
+  // under a fence that knows nothing of the copies.
+  //
+  // No headroom is left. Errors, all of which change nothing: kNotFound;
+  // kResourceExhausted as of Admit; kFailedPrecondition where the parent is
+  // swapped out, or the cache has no stream to copy on; the driver's.
+  virtual absl::StatusOr<SequenceId> Fork(SequenceId parent) = 0;
   // Backs every sequence up to its length: all, or none and an error, which is
   // kResourceExhausted where memory is short and the hooks of the device memory
   // gave up nothing; they may release sequences of this cache. A length below

@@ -4,7 +4,8 @@
 // A sequence holds the memory of max_sequence_length tokens from its admission
 // on, whatever it has. So no step ever lacks memory or calls the driver, and
 // most of what is held is waste. A slot is a region of a KvCache that is backed
-// whole; released slots are parked, and the next sequence adopts one.
+// whole; released slots are parked, and the next sequence adopts one. Nothing
+// is shared: a fork is a copy.
 
 #ifndef QUIRE_PAGING_STATIC_CACHE_H_
 #define QUIRE_PAGING_STATIC_CACHE_H_
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/device_memory.h"
+#include "quire/alloc/mutex.h"
 #include "quire/paging/kv_cache.h"
 #include "quire/paging/sequence_cache.h"
 
@@ -27,6 +29,9 @@ struct StaticCacheOptions {
   OwnerId owner = kUnnamedOwner;
   // What attention is to see of each sequence; the slot stays whole.
   KvTokenLimit limit;
+  // That the kernels of all sequences run on, where forks are copied.
+  // StreamId(): there are none.
+  StreamId stream;
 };
 
 class StaticCache : public SequenceCache {
@@ -39,6 +44,8 @@ class StaticCache : public SequenceCache {
   const KvLayout& layout() const override;
   uint64_t max_sequence_length() const override;
   absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
+  // Copies all rows to a slot of its own, and waits until that is done.
+  absl::StatusOr<SequenceId> Fork(SequenceId parent) override;
   absl::Status Step(std::span<const SequenceStep> steps) override;
   // Gives no memory back: the slot stays whole.
   absl::Status Shrink(SequenceId sequence, uint64_t length,
@@ -53,8 +60,16 @@ class StaticCache : public SequenceCache {
   absl::Status CheckInvariants() const override;
 
  private:
-  explicit StaticCache(std::unique_ptr<KvCache> slots);
+  StaticCache(DeviceMemory* memory, StreamId stream,
+              std::unique_ptr<KvCache> slots);
+  // Of `tokens` tokens, in every group of layers.
+  absl::Status CopyRows(SequenceId from, SequenceId to, uint64_t tokens);
+
+  DeviceMemory* const memory_;
+  const StreamId stream_;
   const std::unique_ptr<KvCache> slots_;
+  // Whoever is copied from does not end meanwhile.
+  Mutex fork_mutex_;
 };
 
 }  // namespace quire
