@@ -71,7 +71,11 @@ Scheduler::~Scheduler() {
 }
 
 absl::StatusOr<RequestId> Scheduler::Add(uint64_t prompt_tokens,
-                                         uint64_t max_new_tokens) {
+                                         uint64_t max_new_tokens,
+                                         const RequestOptions& options) {
+  if (options.continuations == 0)
+    return absl::InvalidArgumentError(
+        "scheduler: a request of 0 continuations has nothing to compute");
   if (prompt_tokens == 0 || max_new_tokens == 0)
     return absl::InvalidArgumentError(
         absl::StrCat("scheduler: a request of ", prompt_tokens, " and ",
@@ -83,17 +87,29 @@ absl::StatusOr<RequestId> Scheduler::Add(uint64_t prompt_tokens,
                      max_new_tokens, " new ones exceed the maximum of ",
                      max_model_len_, " tokens of a request"));
   const RequestId id(++last_request_);
+  const uint32_t forks = options.continuations - 1;
+  last_request_ += forks;
   waiting_.emplace_hint(waiting_.end(), id,
-                        Request{.tokens = prompt_tokens, .max_tokens = *total});
+                        Request{.tokens = prompt_tokens,
+                                .max_tokens = *total,
+                                .forks = forks,
+                                .last = RequestId(last_request_)});
+  for (uint64_t i = 1; i <= forks; ++i)
+    forks_.emplace_hint(forks_.end(), RequestId(id.value() + i), Fork{id});
   return id;
 }
 
 absl::Status Scheduler::Cancel(RequestId id, const Fence& fence) {
+  if (CancelFork(id)) return absl::OkStatus();
   for (Requests* requests : {&running_, &waiting_}) {
     const auto it = requests->find(id);
     if (it == requests->end()) continue;
     const SequenceId sequence = it->second.sequence;
     StopExpecting(id, &it->second);
+    if (it->second.forks > 0) {
+      HandOver(requests, it);
+      return absl::OkStatus();
+    }
     requests->erase(it);
     std::erase_if(plan_, [&](const ScheduledTokens& scheduled) {
       return scheduled.request == id;
@@ -245,7 +261,7 @@ Scheduler::Room Scheduler::NextRoom() const {
   for (const auto& [id, request] : running_) {
     const uint64_t left = request.remaining() - request.scheduled;
     room.tokens -= static_cast<uint32_t>(
-        std::min<uint64_t>(room.tokens, std::max<uint64_t>(left, 1)));
+        std::min<uint64_t>(room.tokens, left == 0 ? 1 + request.forks : left));
   }
   return room;
 }
@@ -254,7 +270,7 @@ absl::Status Scheduler::AdmitWaiting(Room room, For step) {
   // Whoever gave up memory in this step does not get it back in the same one.
   if (preempted_) return absl::OkStatus();
   CountGrowths();
-  while (!waiting_.empty() && running_.size() < batch_limit_.value()) {
+  while (!waiting_.empty() && SeatsTaken() < batch_limit_.value()) {
     // Stays where it is in memory when it moves to those that run.
     auto& [id, next] = *waiting_.begin();
     const uint32_t chunk = Chunk(next, room);
@@ -295,6 +311,7 @@ void Scheduler::CountGrowths() {
 }
 
 void Scheduler::AddGrowth(const Request& request) {
+  AddForks(request);
   const uint64_t backed =
       std::max(request.backed, request.computed + request.scheduled);
   if (backed >= request.tokens) return;
@@ -309,11 +326,13 @@ void Scheduler::AddGrowth(const Request& request) {
 // and whatever lies in the cache already is not counted twice.
 bool Scheduler::MayAdmit(const Request& request) {
   const bool finds_out = token_source_ != nullptr && !request.swapped;
-  if (finds_out && growths_.empty()) return true;
+  if (finds_out && growths_.empty() && request.forks == 0) return true;
+  const size_t before = growths_.size();
   growths_.push_back({.tokens = request.tokens,
                       .step_tokens = options_.max_num_batched_tokens});
+  AddForks(request);
   const bool has_room = cache_->HasRoomFor(growths_);
-  growths_.pop_back();
+  growths_.resize(before);
   return has_room;
 }
 
@@ -353,6 +372,7 @@ void Scheduler::Take(RequestId id, Request* request, Room* room) {
   room->logit_rows -= completes ? 1 : 0;
   request->scheduled = count;
   plan_.push_back({.request = id,
+                   .last = request->forks > 0 ? request->last : id,
                    .sequence = request->sequence,
                    .first = request->computed,
                    .count = count,
@@ -430,14 +450,16 @@ void Scheduler::Forget(Request* request) {
 absl::Status Scheduler::Complete(std::span<const RequestId> ended,
                                  const Fence& fence) {
   for (const RequestId id : ended) {
-    const auto it = running_.find(id);
-    if (it == running_.end() || it->second.scheduled == 0 ||
-        it->second.scheduled < it->second.remaining())
+    if (!GetsToken(id))
       return absl::InvalidArgumentError(
           absl::StrCat("scheduler: request ", id.value(),
                        " had no logits in the step and cannot end with it"));
   }
-  for (const RequestId id : ended) running_.find(id)->second.ends = true;
+  for (const RequestId id : ended) {
+    const auto fork = forks_.find(id);
+    (fork != forks_.end() ? fork->second.ends
+                          : running_.find(id)->second.ends) = true;
+  }
 
   absl::Status status = ReleaseEnded();  // where PrepareNext was not called
   last_fence_ = fence;
@@ -456,6 +478,7 @@ absl::Status Scheduler::Complete(std::span<const RequestId> ended,
       status.Update(Publish(scheduled.request, request));
     if (ends) ExpectAgain(scheduled.request, request.computed);
     if (!scheduled.needs_logits) continue;
+    if (request.forks > 0) BeginForks(scheduled.request, &request);
     ++request.tokens;
     if (!ends) continue;
     ended_.push_back(request.sequence);
@@ -508,7 +531,7 @@ void Scheduler::ExpectAgain(RequestId id, uint64_t tokens) {
 
 SchedulerStatistics Scheduler::GetStatistics() const {
   SchedulerStatistics statistics = statistics_;
-  statistics.waiting = static_cast<uint32_t>(waiting_.size());
+  statistics.waiting = static_cast<uint32_t>(waiting_.size() + forks_.size());
   statistics.running = static_cast<uint32_t>(running_.size());
   statistics.batch_limit = batch_limit_.value();
   statistics.halvings = batch_limit_.halvings();
@@ -542,6 +565,7 @@ absl::Status Scheduler::CheckInvariants() const {
     if (!request.swapped && request.computed != 0)
       return wrong(id, "waits with tokens in the cache");
   }
+  QUIRE_RETURN_IF_ERROR(CheckForks());
   uint64_t tokens = 0;
   uint64_t scheduled = 0;
   for (const ScheduledTokens& item : plan_) tokens += item.count;

@@ -1,5 +1,6 @@
 // The scheduler against a model of what it promises, on random requests,
-// limits, policies, ends, cancellations, and memory that comes and goes.
+// numbers of continuations, limits, policies, ends, cancellations, and memory
+// that comes and goes.
 
 #include <gtest/gtest.h>
 
@@ -66,6 +67,7 @@ class SchedulerModelTest : public ::testing::TestWithParam<uint32_t> {
     return DivideUp(tokens + new_tokens, oldest_share_) + new_tokens;
   }
 
+  // A prompt with one or more continuations, each of which is a request.
   void Add() {
     Shadow shadow;
     // A prompt of one token that was admitted ahead overtakes longer ones.
@@ -76,11 +78,26 @@ class SchedulerModelTest : public ::testing::TestWithParam<uint32_t> {
     uint64_t steps = Bound(shadow.prompt, shadow.output);
     for (const auto& [id, before] : shadows_)
       steps += Bound(before.tokens(), before.output - before.decoded);
-    shadow.ends_by = step_ + steps;
-    const auto id = scheduler_->Add(shadow.prompt, shadow.output);
+    const auto continuations =
+        static_cast<uint32_t>(Below(2) == 0 ? 1 : 1 + Below(8));
+    const auto id = scheduler_->Add(shadow.prompt, shadow.output,
+                                    {.continuations = continuations});
     ASSERT_TRUE(id.ok()) << id.status();
     ASSERT_TRUE(shadows_.empty() || *id > shadows_.rbegin()->first);
-    shadows_[*id] = shadow;
+    const uint64_t own = Bound(shadow.prompt, shadow.output);
+    for (uint64_t i = 0; i < continuations; ++i) {
+      shadow.ends_by = step_ + steps + i * own;
+      shadows_[RequestId(id->value() + i)] = shadow;
+    }
+  }
+
+  // Those that the tokens are computed for.
+  std::vector<RequestId> RequestsOf(const ScheduledTokens& item) const {
+    std::vector<RequestId> requests;
+    for (auto it = shadows_.find(item.request);
+         it != shadows_.end() && it->first <= item.last; ++it)
+      requests.push_back(it->first);
+    return requests;
   }
 
   void CheckBounds() {
@@ -101,7 +118,14 @@ class SchedulerModelTest : public ::testing::TestWithParam<uint32_t> {
     uint64_t rows = 0;
     std::set<RequestId> seen;
     for (const ScheduledTokens& item : step) {
-      ASSERT_TRUE(seen.insert(item.request).second);
+      const std::vector<RequestId> requests = RequestsOf(item);
+      ASSERT_FALSE(requests.empty());
+      ASSERT_EQ(requests.front(), item.request);
+      for (const RequestId id : requests) {
+        ASSERT_TRUE(seen.insert(id).second);
+        // Only for a prompt are they several.
+        ASSERT_TRUE(requests.size() == 1 || shadows_.at(id).decoded == 0);
+      }
       const Shadow& shadow = shadows_.at(item.request);
       ASSERT_GT(item.count, 0u);
       // Nothing before it is missing, and its place is backed.
@@ -151,12 +175,14 @@ class SchedulerModelTest : public ::testing::TestWithParam<uint32_t> {
     for (const ScheduledTokens& item : step) {
       *cache_->written(item.sequence) += item.count;
       if (!item.needs_logits) continue;
-      Shadow& shadow = shadows_.at(item.request);
-      const bool ends = Below(30) == 0;
-      if (ends) ended.push_back(item.request);
-      if (++shadow.decoded == shadow.output || ends) {
-        shadows_.erase(item.request);
-        ++ended_;
+      for (const RequestId id : RequestsOf(item)) {
+        Shadow& shadow = shadows_.at(id);
+        const bool ends = Below(30) == 0;
+        if (ends) ended.push_back(id);
+        if (++shadow.decoded == shadow.output || ends) {
+          shadows_.erase(id);
+          ++ended_;
+        }
       }
     }
     ASSERT_TRUE(scheduler_->Complete(ended, Fence()).ok());
@@ -193,6 +219,7 @@ TEST_P(SchedulerModelTest, EveryRequestEndsInTimeAndLimitsHold) {
       ASSERT_NO_FATAL_FAILURE(CancelOne());
     }
     if (Below(20) == 0) cache_->refuse_swaps = !cache_->refuse_swaps;
+    if (Below(20) == 0) cache_->refuse_forks = !cache_->refuse_forks;
     ASSERT_NO_FATAL_FAILURE(CheckBounds());
     auto step = scheduler_->Schedule();
     // The caller may fail to compute a step, and asks for another.

@@ -21,11 +21,24 @@
 // so its output does not change. A hard limit of the cache's owner
 // (DeviceMemory::SetOwnerLimits) counts like lack of memory.
 //
+// A prompt may have several continuations, which are as many requests. It is
+// computed once; then the logits of its last token give the first token of all,
+// and each but the first forks the sequence (SequenceCache::Fork). Until then
+// their seats, and the memory of their forks, are kept free for them, and they
+// are requests that wait. Where there is no seat or no memory when it comes to
+// that, where an older request waits, or the cache refuses, they go on waiting,
+// in the order of arrival, and find the prompt in the cache, where it keeps
+// prefixes, or compute it again: no token depends on it.
+//
 // No request starves. The oldest that has not ended is never preempted, is
 // admitted before all others, where necessary by preempting them, and each step
 // computes at least
 //   g = max(1, max_num_batched_tokens - (max_num_seqs - 1))
-// of its tokens, or all that remain. So a request of p tokens and n new ones
+// of its tokens, or all that remain: forks have seats among max_num_seqs, take
+// none from a request that waits and is older, and are preempted like others.
+// (A continuation that has not begun is not the oldest: who computes its prompt
+// is older, until the prompt is computed.) So a request of p tokens and n new
+// ones, each continuation counted as one,
 // ends at most ceil((p + n) / g) + n steps after it became the oldest, and
 // after it arrived at most the sum of that over itself and the requests then
 // before it. (Where others than the requests hold the memory, Schedule returns
@@ -90,10 +103,14 @@ using TokenSource = std::function<std::span<const int32_t>(RequestId)>;
 // before them are in the cache, all up to their end are backed.
 struct ScheduledTokens {
   RequestId request;
+  // More than that, where several are continuations of the prompt that the
+  // tokens are of: requests from `request` to `last`, those of them that were
+  // not cancelled. All get their next token from the same logits.
+  RequestId last;
   SequenceId sequence;
   uint64_t first = 0;
   uint32_t count = 0;
-  // Whether they reach the end: the step gives the request its next token.
+  // Whether they reach the end: the step gives the requests their next token.
   bool needs_logits = false;
 };
 
@@ -110,6 +127,13 @@ struct SchedulerStatistics {
   uint64_t swaps = 0;              // of these, swapped out
   uint64_t recomputed_tokens = 0;  // that preemptions lost
   uint64_t cached_tokens = 0;      // that admissions found in the cache
+  uint64_t forks = 0;              // continuations that forked their prompt
+  uint64_t waiting_forks = 0;      // and those that waited to begin instead
+};
+
+struct RequestOptions {
+  // Of the prompt: so many requests, with ids that follow each other.
+  uint32_t continuations = 1;
 };
 
 class Scheduler {
@@ -128,11 +152,14 @@ class Scheduler {
   ~Scheduler();
 
   // A request that ends after `max_new_tokens`, or earlier when Complete says
-  // so. Errors: kInvalidArgument for no tokens, and for more than max_model_len
-  // in all.
-  absl::StatusOr<RequestId> Add(uint64_t prompt_tokens,
-                                uint64_t max_new_tokens);
-  // Ends a request at any time; `fence` covers the kernels that use it.
+  // so. With several continuations, the first of them; each ends by itself.
+  // Errors: kInvalidArgument for no tokens, for more than max_model_len in all,
+  // and for no continuations.
+  absl::StatusOr<RequestId> Add(uint64_t prompt_tokens, uint64_t max_new_tokens,
+                                const RequestOptions& options = {});
+  // Ends a request at any time; `fence` covers the kernels that use it. Where
+  // it computes the prompt of others too, the next of them goes on with that,
+  // also in a step under way.
   absl::Status Cancel(RequestId request, const Fence& fence);
 
   bool has_work() const { return !running_.empty() || !waiting_.empty(); }
@@ -168,10 +195,19 @@ class Scheduler {
     bool ends = false;       // with the step under way
     uint64_t backed = 0;     // by its admission
     bool expected = false;   // its prompt is in expected_
+    // Continuations that wait until its prompt is computed, in forks_, and the
+    // last that there was.
+    uint32_t forks = 0;
+    RequestId last;
 
     uint64_t remaining() const { return tokens - computed; }
   };
   using Requests = std::map<RequestId, Request>;  // oldest first
+  // A continuation that has not begun.
+  struct Fork {
+    RequestId leader;  // computes the prompt
+    bool ends = false;
+  };
   // What the step under way has left to give.
   struct Room {
     uint32_t tokens;
@@ -202,6 +238,10 @@ class Scheduler {
   // memory that admissions must leave to them.
   void CountGrowths();
   void AddGrowth(const Request& request);
+  // Of its continuations that wait for it.
+  void AddForks(const Request& request);
+  // Requests that run, and continuations of these that have not begun.
+  uint32_t SeatsTaken() const;
   bool MayAdmit(const Request& request);
   // What an admission of `tokens` tokens has to take from others; false where
   // the rest of it has to wait for the next step.
@@ -215,6 +255,17 @@ class Scheduler {
   // Adds them to the plan.
   void Take(RequestId id, Request* request, Room* room);
   void ForgetPlan();
+  // Whether the step under way gives it a token.
+  bool GetsToken(RequestId id) const;
+  // The prompt of the request was computed, and has given all of them a token.
+  void BeginForks(RequestId leader_id, Request* leader);
+  // Whether the sequence could be forked, and was.
+  bool BeginFork(RequestId id, const Request& leader, Request* request);
+  // Whether it was one that has not begun; then there is none now.
+  bool CancelFork(RequestId id);
+  // Its next continuation takes the place of a request that is cancelled.
+  void HandOver(Requests* requests, Requests::iterator cancelled);
+  absl::Status CheckForks() const;
   absl::Status Publish(RequestId id, const Request& request) const;
 
   // Tells the cache of some more of the prompts that wait.
@@ -242,6 +293,7 @@ class Scheduler {
   BatchLimit batch_limit_;
   Requests running_;
   Requests waiting_;
+  std::map<RequestId, Fork> forks_;
   uint64_t last_request_ = 0;
   // Prompts of requests that wait; null: they are not looked at.
   std::unique_ptr<AwaitedPrompts> expected_;
