@@ -168,6 +168,39 @@ class GenerateTest(VerbCase):
         self.assertEqual(first, tokens("5"))
         self.assertNotEqual(first, tokens("6"))
 
+    def test_continuations_are_prompts_with_seeds_of_their_own(self):
+        case = golden_case("gptq")
+        arguments = ["generate", case, "--max-new-tokens", "12",
+                     "--temperature", "1", "--json", *EXACT]
+        prompts = ["1,2,3", "7,8"]
+        expected = [
+            self.run_json(*arguments, "--tokens", prompt, "--seed",
+                          5 + 3 * p + i)["tokens"]
+            for p, prompt in enumerate(prompts) for i in range(3)]
+        for cache in ("contiguous", "paged", "static"):
+            answer = self.run_json(
+                *arguments, "--tokens", prompts[0], "--tokens", prompts[1],
+                "--n", "3", "--seed", "5", "--kv-cache", cache)
+            self.assertEqual([s["tokens"] for s in answer["sequences"]],
+                             expected, cache)
+            self.assertEqual([(s["prompt"], s["continuation"])
+                              for s in answer["sequences"]],
+                             [(p, i) for p in range(2) for i in range(3)])
+        one = self.run_json(*arguments, "--tokens", prompts[0], "--n", "3",
+                            "--seed", "5")
+        self.assertEqual([s["tokens"] for s in one["sequences"]], expected[:3])
+        greedy = self.run_json("generate", case, "--tokens", "1,2,3", "--n",
+                               "4", "--max-new-tokens", "9", "--json", *EXACT)
+        tokens = [s["tokens"] for s in greedy["sequences"]]
+        self.assertEqual(tokens, [tokens[0]] * 4)
+        text = run("generate", case, "--tokens", "1,2,3", "--n", "2",
+                   "--max-new-tokens", "3", *EXACT).stdout
+        self.assertIn("[1] 1,2,3 (1 of 2)\n", text)
+        self.assertIn("[2] 1,2,3 (2 of 2)\n", text)
+        for count in ("0", "-1", "x", "5000"):
+            wrong = run("generate", case, "--tokens", "1", "--n", count)
+            self.assertEqual(wrong.returncode, 2, wrong.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

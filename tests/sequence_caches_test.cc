@@ -222,6 +222,130 @@ TEST_P(SequenceCachesTest, TooLittleMemoryChangesNoToken) {
   }
 }
 
+// What the continuations of a prompt should be: requests of their own.
+constexpr uint32_t kContinuations = 5;
+constexpr uint64_t kSeed = 40;
+
+Request Sampled(const std::vector<TokenId>& prompt, uint64_t seed,
+                double temperature) {
+  Request request;
+  request.prompt = prompt;
+  request.max_new_tokens = 20;
+  request.sampling.temperature = temperature;
+  request.sampling.seed = seed;
+  return request;
+}
+
+// Each alone, on contiguous rows of all layers.
+Texts ExpectedContinuations(const Texts& prompts, double temperature) {
+  const auto session = Open(OptionsOf({KvCacheKind::kContiguous, 16, 0}));
+  Texts texts;
+  for (const auto& prompt : prompts) {
+    for (uint64_t i = 0; i < kContinuations; ++i) {
+      Engine engine(&session->decoder(), &session->cache(), 1);
+      EXPECT_TRUE(engine.Add(Sampled(prompt, kSeed + i, temperature)).ok());
+      EXPECT_TRUE(engine.RunToCompletion().ok());
+      texts.push_back(engine.completions()[0].tokens);
+    }
+  }
+  return texts;
+}
+
+Outcome ContinueEach(Session& session, const Texts& prompts, double temperature,
+                     const EngineOptions& options) {
+  const auto engine =
+      Engine::Create(&session.decoder(), &session.cache(), options);
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  Texts told(prompts.size() * kContinuations);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    Request request = Sampled(prompts[i], kSeed, temperature);
+    request.continuations = kContinuations;
+    request.on_token = [&told, i](TokenId token, uint32_t continuation) {
+      told[i * kContinuations + continuation].push_back(token);
+      return true;
+    };
+    EXPECT_EQ(*(*engine)->Add(request), i * kContinuations);
+  }
+  const absl::Status status = (*engine)->RunToCompletion();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(session.cache().CheckInvariants().ok())
+      << session.cache().CheckInvariants();
+  Outcome run = {.continuations = {}, .statistics = (*engine)->statistics()};
+  for (const Completion& completion : (*engine)->completions())
+    run.continuations.push_back(completion.tokens);
+  EXPECT_EQ(run.continuations, told);
+  return run;
+}
+
+TEST_P(SequenceCachesTest, ContinuationsAreThoseOfRequestsOfTheirOwn) {
+  SessionOptions options = OptionsOf(GetParam());
+  options.decoder.max_batch_tokens = 16;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  const Texts prompts = Prompts(session->config().vocab_size, 0);
+  uint64_t tokens = 0;
+  for (const auto& prompt : prompts) tokens += prompt.size();
+  const Texts expected = ExpectedContinuations(prompts, 1.0);
+  const Outcome all =
+      ContinueEach(*session, prompts, 1.0, {.max_sequences = 64});
+  EXPECT_EQ(all.continuations, expected);
+  EXPECT_EQ(all.statistics.forks, prompts.size() * (kContinuations - 1));
+  EXPECT_EQ(all.statistics.prompt_tokens, tokens);
+  // Not all have seats, and those that have none begin later.
+  const Outcome some =
+      ContinueEach(*session, prompts, 1.0, {.max_sequences = 3});
+  EXPECT_EQ(some.continuations, expected);
+  EXPECT_GT(some.statistics.forks, 0u);
+  EXPECT_LT(some.statistics.forks, prompts.size() * (kContinuations - 1));
+  // They differ, or the seeds do nothing.
+  EXPECT_NE(std::vector(expected.begin(), expected.begin() + 1),
+            std::vector(expected.begin() + 1, expected.begin() + 2));
+}
+
+TEST_P(SequenceCachesTest, WithoutATemperatureAllContinuationsAreTheSame) {
+  const auto session = Open(OptionsOf(GetParam()));
+  ASSERT_NE(session, nullptr);
+  const Texts prompts = Prompts(session->config().vocab_size, 0);
+  const Texts alone = Expected(prompts, 20);
+  Texts expected;
+  for (const auto& text : alone)
+    expected.insert(expected.end(), kContinuations, text);
+  EXPECT_EQ(
+      ContinueEach(*session, prompts, 0, {.max_sequences = 64}).continuations,
+      expected);
+}
+
+TEST_P(SequenceCachesTest, ContinuationsInTooLittleMemoryAreTheSame) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const auto session = Open(TightOptions(GetParam()));
+  ASSERT_NE(session, nullptr);
+  EXPECT_EQ(
+      ContinueEach(*session, prompts, 1.0, {.max_sequences = 64}).continuations,
+      ExpectedContinuations(prompts, 1.0));
+}
+
+// Behind a limit the rows of a fork are copies, and each drops its own.
+TEST_P(SequenceCachesTest, ContinuationsBehindALimitAreTheSame) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  SessionOptions options = OptionsOf(GetParam());
+  options.kv_limit = {.max_tokens = 20, .sinks = 3};
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  Texts expected;
+  for (const auto& prompt : prompts) {
+    for (uint64_t i = 0; i < kContinuations; ++i) {
+      Engine engine(&session->decoder(), &session->cache(), 1);
+      ASSERT_TRUE(engine.Add(Sampled(prompt, kSeed + i, 1.0)).ok());
+      ASSERT_TRUE(engine.RunToCompletion().ok());
+      expected.push_back(engine.completions()[0].tokens);
+    }
+  }
+  const Outcome run =
+      ContinueEach(*session, prompts, 1.0, {.max_sequences = 64});
+  EXPECT_EQ(run.continuations, expected);
+  EXPECT_GT(run.statistics.forks, 0u);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Caches, SequenceCachesTest,
     testing::Values(Setting{KvCacheKind::kContiguous, 16, 1},
@@ -286,6 +410,42 @@ TEST(SequenceCachesSwapTest, SwapOverTwoDevicesChangesNoToken) {
     if (swap_space == MiB(4)) {
       EXPECT_EQ(run.statistics.swaps, run.statistics.preemptions);
     }
+  }
+}
+
+TEST(SequenceCachesSwapTest, ContinuationsThatAreSwappedOutAreTheSame) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts expected = ExpectedContinuations(prompts, 1.0);
+  for (const uint32_t layers_per_row : {0, 1}) {
+    SessionOptions options =
+        TightOptions({KvCacheKind::kContiguous, 16, layers_per_row});
+    options.swap_space = MiB(4);
+    const auto session = Open(options);
+    ASSERT_NE(session, nullptr);
+    const Outcome run =
+        ContinueEach(*session, prompts, 1.0, {.max_sequences = 64});
+    EXPECT_EQ(run.continuations, expected);
+    EXPECT_GT(run.statistics.swaps, 0u);
+  }
+}
+
+// Layers on two devices: a fork is one on both.
+TEST(SequenceCachesSwapTest, ContinuationsOverTwoDevicesAreTheSame) {
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const TemporaryFolder folder;
+  SessionOptions options = OptionsOf({KvCacheKind::kContiguous, 16, 0});
+  options.placement.device_map =
+      folder.Write("map.json", R"({"model.embed_tokens": 0, "model.layers.0": 0,
+                      "model.layers.1": 1, "model.norm": 1, "lm_head": 1})");
+  for (const KvCacheKind kind :
+       {KvCacheKind::kContiguous, KvCacheKind::kPaged, KvCacheKind::kStatic}) {
+    options.kv_cache = kind;
+    const auto session = Open(options);
+    ASSERT_NE(session, nullptr);
+    const Outcome run =
+        ContinueEach(*session, prompts, 1.0, {.max_sequences = 64});
+    EXPECT_EQ(run.continuations, ExpectedContinuations(prompts, 1.0));
+    EXPECT_EQ(run.statistics.forks, prompts.size() * (kContinuations - 1));
   }
 }
 

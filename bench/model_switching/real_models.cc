@@ -84,7 +84,7 @@ class Decoding {
     request.prompt = std::move(prompt);
     request.max_new_tokens = new_tokens;
     request.sampling.temperature = 0;
-    request.on_token = [tokens](TokenId token) {
+    request.on_token = [tokens](TokenId token, uint32_t /*continuation*/) {
       tokens->push_back(token);
       return true;
     };

@@ -35,6 +35,7 @@ struct GenerateOptions {
   std::string model;
   std::vector<std::string> prompts;
   std::vector<std::string> tokens;
+  uint32_t continuations = 1;  // of each prompt
   uint64_t max_new_tokens = kDefaultNewTokens;
   bool max_new_tokens_given = false;
   bool ignore_eos = false;
@@ -137,6 +138,20 @@ uint64_t NewTokens(const GenerateOptions& options,
                               session.cache().max_sequence_length(), prompt));
 }
 
+// The sequences of prompt i are those from i * continuations on.
+std::vector<std::string> Titles(const std::vector<Prompt>& prompts,
+                                uint32_t continuations) {
+  std::vector<std::string> titles;
+  for (const Prompt& prompt : prompts) {
+    for (uint32_t i = 1; i <= continuations; ++i)
+      titles.push_back(continuations == 1
+                           ? prompt.title
+                           : absl::StrCat(prompt.title, " (", i, " of ",
+                                          continuations, ")"));
+  }
+  return titles;
+}
+
 nlohmann::json CompletionJson(const Completion& completion,
                               const nlohmann::json& text) {
   return {{"tokens", completion.tokens},
@@ -149,16 +164,17 @@ absl::Status PrintCompletions(const GenerateOptions& options,
                               const Session& session, const Engine& engine,
                               const Tokenizer* tokenizer, StreamView* view) {
   const std::vector<Completion>& completions = engine.completions();
-  if (!options.json) {
-    std::vector<std::string> titles;
-    for (const Prompt& prompt : prompts) titles.push_back(prompt.title);
-    return view->Finish(titles);
-  }
+  if (!options.json)
+    return view->Finish(Titles(prompts, options.continuations));
   std::vector<nlohmann::json> sequences;
-  for (size_t i = 0; i < completions.size(); ++i)
+  for (size_t i = 0; i < completions.size(); ++i) {
     sequences.push_back(CompletionJson(
         completions[i], tokenizer != nullptr ? nlohmann::json(view->text(i))
                                              : nlohmann::json()));
+    if (options.continuations == 1) continue;
+    sequences.back()["prompt"] = i / options.continuations;
+    sequences.back()["continuation"] = i % options.continuations;
+  }
   nlohmann::json result = sequences.size() == 1
                               ? std::move(sequences[0])
                               : nlohmann::json{{"sequences", sequences}};
@@ -216,9 +232,10 @@ absl::Status Generate(GenerateOptions options) {
   const SamplingOptions& sampling =
       options.sampling_given ? options.sampling : generation.sampling;
 
-  StreamView view(prompts.size(), !options.json && IsInteractive());
+  const size_t sequences = prompts.size() * options.continuations;
+  StreamView view(sequences, !options.json && IsInteractive());
   std::vector<OutputText> outputs;
-  for (size_t i = 0; i < prompts.size(); ++i)
+  for (size_t i = 0; i < sequences; ++i)
     outputs.emplace_back(text, options.stop);
   QUIRE_ASSIGN_OR_RETURN(
       const std::unique_ptr<Engine> engine,
@@ -233,12 +250,15 @@ absl::Status Generate(GenerateOptions options) {
         NewTokens(options, generation, *session, request.prompt.size());
     request.sampling = sampling;
     // Each sequence draws its own numbers.
-    request.sampling.seed = options.sampling.seed + i;
+    const size_t first = i * options.continuations;
+    request.continuations = options.continuations;
+    request.sampling.seed = options.sampling.seed + first;
     request.adapter = adapters[i];
     request.eos_tokens = eos_tokens;
-    request.on_token = [&, i](TokenId token) {
-      const StopChecker::Step step = outputs[i].Push(token);
-      view.Append(i, step.text);
+    request.on_token = [&, first](TokenId token, uint32_t continuation) {
+      const size_t sequence = first + continuation;
+      const StopChecker::Step step = outputs[sequence].Push(token);
+      view.Append(sequence, step.text);
       return step.reason == StopReason::kNone;
     };
     QUIRE_RETURN_IF_ERROR(engine->Add(std::move(request)).status());
@@ -248,7 +268,7 @@ absl::Status Generate(GenerateOptions options) {
     QUIRE_RETURN_IF_ERROR(engine->Step());
     QUIRE_RETURN_IF_ERROR(view.Refresh());
   }
-  for (size_t i = 0; i < prompts.size(); ++i)
+  for (size_t i = 0; i < sequences; ++i)
     view.Append(i, outputs[i].Finish(engine->completions()[i].reason));
   QUIRE_RETURN_IF_ERROR(
       PrintCompletions(options, prompts, *session, *engine, text, &view));
@@ -300,6 +320,11 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
       "Tokens to add at most; else what the model's generation_config.json "
       "says");
   max_new_tokens->capture_default_str();
+  verb->add_option("--n", options->continuations,
+                   "Continuations of each prompt, which is computed once; "
+                   "sequence i of all, from 0 on, draws with --seed plus i")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   verb->add_flag("--ignore-eos", options->ignore_eos,
                  "Go on after the end of the text");
   verb->add_option("--stop", options->stop,

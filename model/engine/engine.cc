@@ -35,16 +35,25 @@ const char* FinishReasonName(FinishReason reason) {
   return "?";
 }
 
+// A continuation of a request.
 struct Engine::Sequence {
-  Sequence(size_t request_index, Request the_request, AdapterRef the_adapter)
-      : index(request_index),
+  Sequence(size_t the_index, uint32_t the_continuation,
+           std::shared_ptr<const Request> the_request, AdapterRef the_adapter)
+      : index(the_index),
+        continuation(the_continuation),
         request(std::move(the_request)),
         adapter(std::move(the_adapter)),
-        sampler(request.sampling),
-        tokens(request.prompt) {
+        sampler(Seeded(request->sampling, continuation)),
+        tokens(request->prompt) {
     if (adapter == nullptr) return;
     keys = tokens;
     keys.front() = adapter->PrefixKey(tokens.front());
+  }
+
+  static SamplingOptions Seeded(SamplingOptions sampling,
+                                uint32_t continuation) {
+    sampling.seed += continuation;
+    return sampling;
   }
 
   void Append(TokenId token) {
@@ -59,8 +68,9 @@ struct Engine::Sequence {
     return adapter == nullptr ? tokens : keys;
   }
 
-  size_t index;
-  Request request;
+  size_t index;  // in completions()
+  uint32_t continuation;
+  std::shared_ptr<const Request> request;
   AdapterRef adapter;  // null: the base model
   Sampler sampler;
   std::vector<TokenId> tokens;  // prompt and output
@@ -113,6 +123,9 @@ Engine::~Engine() = default;
 
 absl::StatusOr<size_t> Engine::Add(Request request) {
   QUIRE_RETURN_IF_ERROR(request.sampling.Validate());
+  if (request.continuations == 0)
+    return absl::InvalidArgumentError(
+        "a request of 0 continuations has nothing to decode");
   if (request.prompt.empty())
     return absl::InvalidArgumentError(
         "the prompt has no tokens: there is nothing to continue");
@@ -127,15 +140,20 @@ absl::StatusOr<size_t> Engine::Add(Request request) {
   }
   const size_t index = completions_.size();
   if (request.max_new_tokens == 0) {
-    completions_.push_back({.reason = FinishReason::kLength});
+    completions_.resize(index + request.continuations,
+                        {.reason = FinishReason::kLength});
     return index;
   }
   QUIRE_ASSIGN_OR_RETURN(
-      const RequestId id,
-      scheduler_->Add(request.prompt.size(), request.max_new_tokens));
-  completions_.emplace_back();
-  sequences_[id] =
-      std::make_unique<Sequence>(index, std::move(request), std::move(adapter));
+      const RequestId first,
+      scheduler_->Add(request.prompt.size(), request.max_new_tokens,
+                      {.continuations = request.continuations}));
+  const auto shared = std::make_shared<const Request>(std::move(request));
+  for (uint32_t i = 0; i < shared->continuations; ++i) {
+    completions_.emplace_back();
+    sequences_[RequestId(first.value() + i)] =
+        std::make_unique<Sequence>(index + i, i, shared, adapter);
+  }
   return index;
 }
 
@@ -146,8 +164,8 @@ std::vector<ScheduledTokens> Engine::GroupByAdapter(
   std::vector<ScheduledTokens> grouped(step.begin(), step.end());
   std::stable_sort(grouped.begin(), grouped.end(),
                    [this](const ScheduledTokens& a, const ScheduledTokens& b) {
-                     return sequences_.at(a.request)->request.adapter <
-                            sequences_.at(b.request)->request.adapter;
+                     return sequences_.at(a.request)->request->adapter <
+                            sequences_.at(b.request)->request->adapter;
                    });
   return grouped;
 }
@@ -168,31 +186,34 @@ std::vector<BatchItem> Engine::MakeBatch(
   return batch;
 }
 
-absl::StatusOr<std::vector<TokenId>> Engine::Sample(
+absl::StatusOr<std::vector<Engine::NextToken>> Engine::Sample(
     std::span<const ScheduledTokens> step, std::span<const float> logits) {
   const size_t vocab = decoder_->config().vocab_size;
-  std::vector<TokenId> tokens;
+  std::vector<NextToken> tokens;
   for (const ScheduledTokens& item : step) {
     if (!item.needs_logits) continue;
-    Sequence& sequence = *sequences_.at(item.request);
-    QUIRE_ASSIGN_OR_RETURN(
-        const TokenId token,
-        sequence.sampler.Sample(logits.subspan(vocab * tokens.size(), vocab),
-                                sequence.tokens));
-    tokens.push_back(token);
+    for (auto it = sequences_.find(item.request);
+         it != sequences_.end() && it->first <= item.last; ++it) {
+      Sequence& sequence = *it->second;
+      QUIRE_ASSIGN_OR_RETURN(
+          const TokenId token,
+          sequence.sampler.Sample(logits.first(vocab), sequence.tokens));
+      tokens.push_back({it->first, token});
+    }
+    logits = logits.subspan(vocab);
   }
   return tokens;
 }
 
 FinishReason Engine::Append(Sequence* sequence, TokenId token) {
-  const Request& request = sequence->request;
+  const Request& request = *sequence->request;
   if (std::find(request.eos_tokens.begin(), request.eos_tokens.end(), token) !=
       request.eos_tokens.end())
     return FinishReason::kEos;
   std::vector<TokenId>& output = completions_[sequence->index].tokens;
   output.push_back(token);
   sequence->Append(token);
-  if (request.on_token && !request.on_token(token))
+  if (request.on_token && !request.on_token(token, sequence->continuation))
     return FinishReason::kStopped;
   return output.size() == request.max_new_tokens ? FinishReason::kLength
                                                  : FinishReason::kNone;
@@ -217,7 +238,7 @@ absl::Status Engine::Step() {
   for (const ScheduledTokens& item : step) {
     const bool decodes =
         item.count == 1 &&
-        item.first >= sequences_.at(item.request)->request.prompt.size();
+        item.first >= sequences_.at(item.request)->request->prompt.size();
     if (!decodes) prompt_tokens += item.count;
   }
 
@@ -226,26 +247,25 @@ absl::Status Engine::Step() {
                          decoder_->Forward(MakeBatch(step), *cache_));
   (prompt_tokens > 0 ? statistics_.prompt_seconds
                      : statistics_.decode_seconds) += Seconds() - start;
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens,
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<NextToken> tokens,
                          Sample(step, logits));
 
   ++statistics_.steps;
   statistics_.prompt_tokens += prompt_tokens;
   statistics_.decoded_tokens += tokens.size();
   std::vector<RequestId> ended;
-  auto token = tokens.begin();
-  for (const ScheduledTokens& item : step) {
-    if (!item.needs_logits) continue;
-    Sequence* const sequence = sequences_.at(item.request).get();
-    const FinishReason reason = Append(sequence, *token++);
+  for (const auto& [id, token] : tokens) {
+    Sequence* const sequence = sequences_.at(id).get();
+    const FinishReason reason = Append(sequence, token);
     completions_[sequence->index].reason = reason;
-    if (reason != FinishReason::kNone) ended.push_back(item.request);
+    if (reason != FinishReason::kNone) ended.push_back(id);
   }
   const absl::Status status = scheduler_->Complete(ended, Fence());
   for (const RequestId id : ended) sequences_.erase(id);
   const SchedulerStatistics scheduled = scheduler_->GetStatistics();
   statistics_.preemptions = scheduled.preemptions;
   statistics_.swaps = scheduled.swaps;
+  statistics_.forks = scheduled.forks;
   statistics_.batch_halvings = scheduled.halvings;
   statistics_.cached_prompt_tokens = scheduled.cached_tokens;
   return status;

@@ -36,13 +36,18 @@ const char* FinishReasonName(FinishReason reason);  // "length", "eos", ...
 struct Request {
   std::vector<TokenId> prompt;  // at least one token
   uint64_t max_new_tokens = 0;
+  // Of the prompt, which is computed once for all (vLLM's n): at least one.
+  uint32_t continuations = 1;
+  // Continuation i draws with the seed sampling.seed + i, modulo 2^64: its
+  // tokens are those of a request of its own with that seed. Without a
+  // temperature all are the same.
   SamplingOptions sampling;
   AdapterId adapter;  // in use until the request has ended
   // Ends after one of these, which is not part of the output.
   std::vector<TokenId> eos_tokens;
   // Called for each token of the output, from the thread that calls Step.
-  // Returning false ends the request (FinishReason::kStopped).
-  std::function<bool(TokenId)> on_token;
+  // Returning false ends the continuation (FinishReason::kStopped).
+  std::function<bool(TokenId token, uint32_t continuation)> on_token;
 };
 
 struct Completion {
@@ -57,6 +62,7 @@ struct EngineStatistics {
   uint64_t decoded_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t swaps = 0;           // of these, to the host
+  uint64_t forks = 0;           // continuations that took over their prompt
   uint64_t batch_halvings = 0;  // of what may run at once
   double prompt_seconds = 0;    // of steps that computed prompt tokens
   double decode_seconds = 0;    // of the others
@@ -91,9 +97,10 @@ class Engine {
     make_room_ = std::move(make_room);
   }
 
-  // The index of the request in completions(). kInvalidArgument for an empty
-  // prompt, a token outside the vocabulary, or more tokens than a sequence may
-  // have; kNotFound for an adapter that is not resident.
+  // The index in completions() of the request's first continuation, which the
+  // others follow in their order. kInvalidArgument for an empty prompt, no
+  // continuations, a token outside the vocabulary, or more tokens than a
+  // sequence may have; kNotFound for an adapter that is not resident.
   absl::StatusOr<size_t> Add(Request request);
   bool done() const;
   // Advances every running sequence. On an error the engine is still valid; the
@@ -114,10 +121,14 @@ class Engine {
   std::vector<ScheduledTokens> GroupByAdapter(
       std::span<const ScheduledTokens> step) const;
   absl::StatusOr<std::span<const ScheduledTokens>> Schedule();
-  // The batch of a step, and after it the next token of each item that has
+  // The batch of a step, and after it the next token of each request that has
   // logits.
   std::vector<BatchItem> MakeBatch(std::span<const ScheduledTokens> step) const;
-  absl::StatusOr<std::vector<TokenId>> Sample(
+  struct NextToken {
+    RequestId request;
+    TokenId token;
+  };
+  absl::StatusOr<std::vector<NextToken>> Sample(
       std::span<const ScheduledTokens> step, std::span<const float> logits);
   // Gives the sequence its token; why it ends with it.
   FinishReason Append(Sequence* sequence, TokenId token);
