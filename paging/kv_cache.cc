@@ -192,6 +192,10 @@ bool KvCache::PrepareRoom(std::span<const int32_t> prompt,
   impl_->CheckAfterMutation();
   return prepared;
 }
+absl::Status KvCache::PrepareNextSteps() {
+  return impl_->options().page_ahead.max_steps == 0 ? absl::OkStatus()
+                                                    : PrepareAhead().status();
+}
 CacheUse KvCache::Use() const {
   return memory_->in_forked_child() ? CacheUse() : impl_->Use();
 }

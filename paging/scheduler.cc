@@ -388,17 +388,19 @@ void Scheduler::ForgetPlan() {
 
 absl::Status Scheduler::ReleaseEnded() {
   absl::Status status;
-  for (const SequenceId sequence : ended_)
-    status.Update(cache_->Release(sequence, last_fence_));
-  ended_.clear();
+  std::erase_if(ended_, [&](SequenceId sequence) {
+    const absl::Status released = cache_->Release(sequence, last_fence_);
+    status.Update(released);
+    return released.ok() || absl::IsNotFound(released);
+  });
   return status;
 }
 
 bool Scheduler::MakeRoom(const absl::Status& shortage) {
-  if (ended_.empty()) return Preempt(shortage);
-  // An error could only be that a sequence is not there.
+  const size_t ended = ended_.size();
+  // What the driver refuses is tried again when others have ended.
   ReleaseEnded().IgnoreError();
-  return true;
+  return ended_.size() < ended || Preempt(shortage);
 }
 
 bool Scheduler::Preempt(const absl::Status& shortage) {

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,110 +13,11 @@
 #include "loader/checkpoint_test_util.h"
 #include "quire/model/engine.h"
 #include "quire/model/session.h"
+#include "tests/engine_testing.h"
 #include "tests/golden_cases.h"
 
 namespace quire {
 namespace {
-
-namespace fs = std::filesystem;
-
-using Texts = std::vector<std::vector<TokenId>>;
-
-struct Setting {
-  KvCacheKind kind;
-  uint32_t block_size;
-  uint32_t layers_per_row;
-};
-
-std::string SettingName(const testing::TestParamInfo<Setting>& info) {
-  std::string name = KvCacheKindName(info.param.kind);
-  if (info.param.kind == KvCacheKind::kPaged)
-    name += std::to_string(info.param.block_size);
-  return name + "_rows_of_" + std::to_string(info.param.layers_per_row);
-}
-
-fs::path ModelFolder() {
-  return FindGoldenCases(fs::path(QUIRE_SOURCE_DIR) / "tests/golden",
-                         {"gptq-w4-sym"})
-      .at(0);
-}
-
-SessionOptions OptionsOf(const Setting& setting) {
-  SessionOptions options;
-  options.device.device_memory = MiB(24);
-  options.device.page_size = KiB(4);
-  options.kv_dtype = KvDType::kF32;
-  options.threads = 2;
-  options.max_model_len = 128;
-  options.kv_cache = setting.kind;
-  options.block_size = setting.block_size;
-  options.layers_per_row = setting.layers_per_row;
-  return options;
-}
-
-std::unique_ptr<Session> Open(const SessionOptions& options) {
-  auto session = Session::Open(ModelFolder(), options);
-  EXPECT_TRUE(session.ok()) << session.status();
-  return session.ok() ? *std::move(session) : nullptr;
-}
-
-struct Outcome {
-  Texts continuations;
-  EngineStatistics statistics;
-};
-
-Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
-                 const EngineOptions& options) {
-  const auto engine =
-      Engine::Create(&session.decoder(), &session.cache(), options);
-  EXPECT_TRUE(engine.ok()) << engine.status();
-  if (!engine.ok()) return {};
-  for (const auto& prompt : prompts) {
-    Request request;
-    request.prompt = prompt;
-    request.max_new_tokens = new_tokens;
-    EXPECT_TRUE((*engine)->Add(std::move(request)).ok());
-  }
-  const absl::Status status = (*engine)->RunToCompletion();
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_TRUE(session.cache().CheckInvariants().ok())
-      << session.cache().CheckInvariants();
-  Outcome run;
-  for (const Completion& completion : (*engine)->completions())
-    run.continuations.push_back(completion.tokens);
-  run.statistics = (*engine)->statistics();
-  return run;
-}
-
-Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
-                 uint32_t max_sequences = 64) {
-  return Continue(session, prompts, new_tokens,
-                  EngineOptions{.max_sequences = max_sequences});
-}
-
-// Of unequal lengths. `common` tokens are the same in all.
-Texts Prompts(size_t vocab, size_t common) {
-  Texts prompts(8);
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    for (size_t t = 0; t < common; ++t)
-      prompts[i].push_back(static_cast<TokenId>((t * 61 + 5) % vocab));
-    for (size_t t = 0; t < 3 + 5 * i; ++t)
-      prompts[i].push_back(
-          static_cast<TokenId>((i * 37 + t * 101 + 3) % vocab));
-  }
-  return prompts;
-}
-
-// What each prompt gives alone, on contiguous rows of all layers.
-Texts Expected(const Texts& prompts, uint64_t new_tokens) {
-  Texts continuations;
-  for (const auto& prompt : prompts) {
-    const auto session = Open(OptionsOf({KvCacheKind::kContiguous, 16, 0}));
-    continuations.push_back(
-        Continue(*session, {prompt}, new_tokens).continuations[0]);
-  }
-  return continuations;
-}
 
 class SequenceCachesTest : public testing::TestWithParam<Setting> {};
 
@@ -190,23 +89,6 @@ TEST_P(SequenceCachesTest, ALimitOfTokensIsTheSameForAll) {
   ASSERT_NE(session, nullptr);
   EXPECT_EQ(Continue(*session, prompts, 40).continuations, expected);
   EXPECT_EQ(Continue(*session, prompts, 40, 3).continuations, expected);
-}
-
-// Of a device with what is there beside the cache, and 256 tokens more: two
-// sequences of the longest length, or a half of all that the sequences get.
-SessionOptions TightOptions(const Setting& setting) {
-  SessionOptions options = OptionsOf({KvCacheKind::kContiguous, 16, 0});
-  Bytes needed;
-  Bytes token;
-  {
-    const auto session = Open(options);
-    needed = session->runtime().memory()->GetStatistics().in_use;
-    token = session->cache().layout().TokenBytes();
-  }
-  options = OptionsOf(setting);
-  options.device.memory_utilization = 1;
-  options.device.device_memory = Bytes(needed.value() + 256 * token.value());
-  return options;
 }
 
 TEST_P(SequenceCachesTest, TooLittleMemoryChangesNoToken) {
@@ -297,6 +179,10 @@ TEST_P(SequenceCachesTest, ContinuationsAreThoseOfRequestsOfTheirOwn) {
   EXPECT_EQ(some.continuations, expected);
   EXPECT_GT(some.statistics.forks, 0u);
   EXPECT_LT(some.statistics.forks, prompts.size() * (kContinuations - 1));
+  const Outcome prepared =
+      ContinueEach(*session, prompts, 1.0, {.prepare_next = true});
+  EXPECT_EQ(prepared.continuations, expected);
+  EXPECT_GT(prepared.statistics.forks, 0u);
   // They differ, or the seeds do nothing.
   EXPECT_NE(std::vector(expected.begin(), expected.begin() + 1),
             std::vector(expected.begin() + 1, expected.begin() + 2));
@@ -346,15 +232,8 @@ TEST_P(SequenceCachesTest, ContinuationsBehindALimitAreTheSame) {
   EXPECT_GT(run.statistics.forks, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Caches, SequenceCachesTest,
-    testing::Values(Setting{KvCacheKind::kContiguous, 16, 1},
-                    Setting{KvCacheKind::kContiguous, 16, 0},
-                    Setting{KvCacheKind::kPaged, 1, 0},
-                    Setting{KvCacheKind::kPaged, 16, 1},
-                    Setting{KvCacheKind::kPaged, 32, 0},
-                    Setting{KvCacheKind::kStatic, 16, 0}),
-    SettingName);
+INSTANTIATE_TEST_SUITE_P(Caches, SequenceCachesTest,
+                         testing::ValuesIn(AllSettings()), SettingName);
 
 // Who has to give way waits on the host, and nothing is computed twice; or the
 // host has too little for some.
@@ -449,8 +328,8 @@ TEST(SequenceCachesSwapTest, ContinuationsOverTwoDevicesAreTheSame) {
   }
 }
 
-// Whether a thread maps pages before steps need them, who gives way, and how
-// many may run: none of it changes a token.
+// Whether pages are mapped before steps need them, who gives way, and how many
+// may run: none of it changes a token.
 TEST(SequenceCachesOptionsTest, PagesMappedAheadChangeNoToken) {
   const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
   const Texts expected = Expected(prompts, 40);
@@ -463,7 +342,9 @@ TEST(SequenceCachesOptionsTest, PagesMappedAheadChangeNoToken) {
       options.swap_space = MiB(1);
       const auto session = Open(options);
       ASSERT_NE(session, nullptr);
-      EXPECT_EQ(Continue(*session, prompts, 40).continuations, expected);
+      const Outcome run = Continue(*session, prompts, 40, options.ForEngine());
+      EXPECT_EQ(run.continuations, expected);
+      EXPECT_GT(run.statistics.driver_calls_meanwhile, 0u);
     }
   }
 }

@@ -16,6 +16,7 @@
 #include "quire/alloc/owner.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/paging/kv_cache.h"
+#include "quire/paging/mapping_calls.h"
 
 namespace quire {
 namespace {
@@ -33,15 +34,6 @@ double Median(std::vector<double> values) {
       values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
-}
-
-uint64_t MappingCalls(const HostDriver& driver) {
-  const DriverCallStatistics calls = driver.GetCallStatistics();
-  uint64_t count = 0;
-  for (const char* name : {"ReserveAddress", "ReleaseAddress", "CreatePage",
-                           "ReleasePage", "Map", "Unmap"})
-    count += calls.CountOf(name);
-  return count;
 }
 
 class Simulation {
@@ -146,7 +138,7 @@ absl::Status Simulation::Start(const CacheKind& kind, double create_page_us) {
                                     MakeVictimPolicy(options_.policy), nullptr,
                                     std::move(source)));
   // What a start costs, no step waits for.
-  driver_calls_ = MappingCalls(*driver_);
+  driver_calls_ = CountMappingCalls(*driver_);
   driver_ns_ = driver_->clock()->nanoseconds();
   return absl::OkStatus();
 }
@@ -279,7 +271,7 @@ uint64_t Simulation::CountDriverCalls(uint64_t* calls, double* ms) {
   const uint64_t now = driver_->clock()->nanoseconds();
   const uint64_t nanoseconds = now - std::exchange(driver_ns_, now);
   if (nanoseconds == 0) return 0;
-  const uint64_t all = MappingCalls(*driver_);
+  const uint64_t all = CountMappingCalls(*driver_);
   *calls += all - std::exchange(driver_calls_, all);
   *ms += static_cast<double>(nanoseconds) / 1e6;
   return nanoseconds;

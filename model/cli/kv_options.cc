@@ -106,8 +106,9 @@ void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
           "POWER OF TWO"))
       ->capture_default_str();
   app->add_option("--page-ahead", options->page_ahead,
-                  "Steps that pages are mapped ahead at most, by a thread, "
-                  "with --kv-cache contiguous; 0: a step maps what it needs")
+                  "Steps that pages are mapped ahead at most, while the device "
+                  "computes, with --kv-cache contiguous: who comes next is "
+                  "then admitted meanwhile too; 0: a step does all of that")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   AddBytesOption(app, "--swap-space", &options->swap_space,

@@ -125,6 +125,10 @@ absl::Status Bench(BenchOptions options) {
          {"kv_layout", session->kv_layout()},
          {"preemptions", statistics.preemptions},
          {"swaps", statistics.swaps},
+         {"decode_steps", statistics.decode_steps},
+         {"decode_steps_waiting", statistics.decode_steps_waiting},
+         {"driver_calls_on_critical_path", statistics.driver_calls},
+         {"driver_calls_off_critical_path", statistics.driver_calls_meanwhile},
          {"memory", MemoryJson(*session)},
          {"offload", std::move(offload)},
          {"load_seconds", session->weights().load_report().seconds}}));
@@ -134,6 +138,8 @@ absl::Status Bench(BenchOptions options) {
         "decode   %10.1f tokens/s   (%d tokens each)\n"
         "weights  %10s read per step, %s/s\n"
         "memory   %10s mapped for weights and workspace, %s for KV\n"
+        "driver   %d calls that steps waited for, %d while they were "
+        "computed; %d of %d decode steps waited\n"
         "layout   %s\n"
         "machine  %d threads, %s\n",
         prompt_rate, options.sequences, options.prompt_tokens, decode_rate,
@@ -141,6 +147,8 @@ absl::Status Bench(BenchOptions options) {
         FormatBytes(Bytes(static_cast<uint64_t>(weight_bytes))),
         FormatBytes(Bytes(static_cast<uint64_t>(bandwidth))),
         FormatBytes(Bytes(memory.mapped_bytes)), FormatBytes(kv_held),
+        statistics.driver_calls, statistics.driver_calls_meanwhile,
+        statistics.decode_steps_waiting, statistics.decode_steps,
         session->kv_layout(), session->pool().threads(), SimdTargetName())));
   }
   return WriteMemoryOutput(options.memory, *session);

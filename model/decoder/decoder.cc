@@ -11,6 +11,7 @@
 #include "quire/model/decoder.h"
 
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -35,11 +36,13 @@ class Decoder::Impl {
 
   absl::Status Initialize();
   absl::StatusOr<std::span<const float>> Forward(
-      std::span<const BatchItem> batch, const SequenceCache& cache);
+      std::span<const BatchItem> batch, const SequenceCache& cache,
+      const std::function<void()>& meanwhile);
 
   const ModelConfig& config() const { return config_; }
   const DecoderOptions& options() const { return options_; }
   StreamId stream(DeviceId device) const;
+  const Driver& driver() const { return *runtime_->driver(); }
 
  private:
   // A device that parts run on.
@@ -249,7 +252,8 @@ absl::Status Decoder::Impl::Place(std::span<const BatchItem> batch,
 }
 
 absl::StatusOr<std::span<const float>> Decoder::Impl::Forward(
-    std::span<const BatchItem> batch, const SequenceCache& cache) {
+    std::span<const BatchItem> batch, const SequenceCache& cache,
+    const std::function<void()>& meanwhile) {
   if (batch.empty()) return std::span<const float>();
   if (!weights_->resident())
     return absl::FailedPreconditionError(
@@ -270,6 +274,7 @@ absl::StatusOr<std::span<const float>> Decoder::Impl::Forward(
       &logit_runs_);
   absl::Status status = Queue(batch);
   const bool queued = status.ok();
+  if (queued && meanwhile != nullptr) meanwhile();
   // What was queued before an error still uses the batch.
   status.Update(Synchronize());
   for (OffloadStore* const store : weights_->stores())
@@ -436,9 +441,12 @@ StreamId Decoder::stream(DeviceId device) const {
   return impl_->stream(device);
 }
 
+const Driver& Decoder::driver() const { return impl_->driver(); }
+
 absl::StatusOr<std::span<const float>> Decoder::Forward(
-    std::span<const BatchItem> batch, const SequenceCache& cache) {
-  return impl_->Forward(batch, cache);
+    std::span<const BatchItem> batch, const SequenceCache& cache,
+    const std::function<void()>& meanwhile) {
+  return impl_->Forward(batch, cache, meanwhile);
 }
 
 }  // namespace quire

@@ -58,16 +58,15 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
                                   .limit = options.kv_limit,
                                   .stream = stream});
     case KvCacheKind::kContiguous:
-      return KvCache::Create(memory, part.layout,
-                             {.max_sequence_length = max_sequence_length,
-                              .max_sequences = options.max_sequences,
-                              .owner = owner,
-                              .page_ahead = {.max_steps = options.page_ahead,
-                                             .thread = options.page_ahead > 0,
-                                             .clock = nullptr},
-                              .limit = options.kv_limit,
-                              .stream = stream,
-                              .swap_space = options.swap_space});
+      return KvCache::Create(
+          memory, part.layout,
+          {.max_sequence_length = max_sequence_length,
+           .max_sequences = options.max_sequences,
+           .owner = owner,
+           .page_ahead = {.max_steps = options.page_ahead, .clock = nullptr},
+           .limit = options.kv_limit,
+           .stream = stream,
+           .swap_space = options.swap_space});
   }
   return absl::InvalidArgumentError("no such kind of KV cache");
 }

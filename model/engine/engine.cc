@@ -8,6 +8,7 @@
 #include "model/adapters/adapter.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/alloc/verdict.h"
+#include "quire/paging/mapping_calls.h"
 #include "quire/paging/victim_policy.h"
 
 namespace quire {
@@ -108,6 +109,8 @@ absl::Status Engine::CreateScheduler(const EngineOptions& options) {
   scheduler.max_num_batched_tokens = decoder_->options().max_batch_tokens;
   scheduler.max_logit_rows = decoder_->options().max_logit_rows;
   scheduler.batch_limit = options.batch_limit;
+  scheduler.prepare_next = options.prepare_next;
+  prepare_next_ = options.prepare_next;
   QUIRE_ASSIGN_OR_RETURN(
       scheduler_,
       Scheduler::Create(cache_, scheduler, std::move(policy), cache_->swap(),
@@ -219,8 +222,24 @@ FinishReason Engine::Append(Sequence* sequence, TokenId token) {
                                                  : FinishReason::kNone;
 }
 
+void Engine::PrepareNext() {
+  statistics_.driver_calls += TakeDriverCalls();
+  absl::Status status = scheduler_->PrepareNext();
+  unprepared_ = !status.ok();
+  status.Update(cache_->PrepareNextSteps());
+  if (!status.ok()) ++statistics_.refused_preparations;
+  statistics_.driver_calls_meanwhile += TakeDriverCalls();
+}
+
+uint64_t Engine::TakeDriverCalls() {
+  const uint64_t calls = CountMappingCalls(decoder_->driver());
+  return calls - std::exchange(counted_calls_, calls);
+}
+
 // Twice: others may have taken what was made.
 absl::StatusOr<std::span<const ScheduledTokens>> Engine::Schedule() {
+  if (prepare_next_ && unprepared_)
+    QUIRE_RETURN_IF_ERROR(scheduler_->PrepareNext());
   auto step = scheduler_->Schedule();
   for (int round = 0; round < 2 && make_room_ != nullptr; ++round) {
     const auto shortage = OutOfMemoryVerdict::FromStatus(step.status());
@@ -231,7 +250,10 @@ absl::StatusOr<std::span<const ScheduledTokens>> Engine::Schedule() {
 }
 
 absl::Status Engine::Step() {
+  TakeDriverCalls();  // those between steps are others'
+  const uint64_t driver_calls = statistics_.driver_calls;
   QUIRE_ASSIGN_OR_RETURN(const auto scheduled_step, Schedule());
+  unprepared_ = true;
   if (scheduled_step.empty()) return absl::OkStatus();
   const std::vector<ScheduledTokens> step = GroupByAdapter(scheduled_step);
   uint64_t prompt_tokens = 0;
@@ -244,7 +266,9 @@ absl::Status Engine::Step() {
 
   const double start = Seconds();
   QUIRE_ASSIGN_OR_RETURN(const std::span<const float> logits,
-                         decoder_->Forward(MakeBatch(step), *cache_));
+                         decoder_->Forward(MakeBatch(step), *cache_, [this] {
+                           if (prepare_next_) PrepareNext();
+                         }));
   (prompt_tokens > 0 ? statistics_.prompt_seconds
                      : statistics_.decode_seconds) += Seconds() - start;
   QUIRE_ASSIGN_OR_RETURN(const std::vector<NextToken> tokens,
@@ -262,7 +286,14 @@ absl::Status Engine::Step() {
   }
   const absl::Status status = scheduler_->Complete(ended, Fence());
   for (const RequestId id : ended) sequences_.erase(id);
+  statistics_.driver_calls += TakeDriverCalls();
+  if (prompt_tokens == 0) {
+    ++statistics_.decode_steps;
+    if (statistics_.driver_calls > driver_calls)
+      ++statistics_.decode_steps_waiting;
+  }
   const SchedulerStatistics scheduled = scheduler_->GetStatistics();
+  unprepared_ |= scheduled.running == 0;
   statistics_.preemptions = scheduled.preemptions;
   statistics_.swaps = scheduled.swaps;
   statistics_.forks = scheduled.forks;

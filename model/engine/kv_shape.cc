@@ -33,7 +33,8 @@ absl::StatusOr<uint64_t> LongestSequence(const ModelConfig& config,
 EngineOptions SessionOptions::ForEngine() const {
   return {.max_sequences = max_sequences,
           .victim_policy = victim_policy,
-          .batch_limit = batch_limit};
+          .batch_limit = batch_limit,
+          .prepare_next = page_ahead > 0};
 }
 
 namespace {

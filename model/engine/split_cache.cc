@@ -106,6 +106,12 @@ bool SplitCache::PrepareRoom(std::span<const int32_t> /*prompt*/,
   return prepared;
 }
 
+absl::Status SplitCache::PrepareNextSteps() {
+  absl::Status first;
+  for (const auto& part : parts_) first.Update(part->PrepareNextSteps());
+  return first;
+}
+
 absl::Status SplitCache::Step(std::span<const SequenceStep> steps) {
   std::vector<std::vector<SequenceStep>> after(parts_.size());
   std::vector<std::vector<SequenceStep>> before(parts_.size());

@@ -53,6 +53,7 @@ class SplitCache final : public SequenceCache, public SequenceSwap {
   bool HasRoomFor(std::span<const SequenceGrowth> growths) const override;
   bool PrepareRoom(std::span<const int32_t> prompt,
                    const SequenceGrowth& growth) override;
+  absl::Status PrepareNextSteps() override;
   CacheUse Use() const override;
   absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
   absl::StatusOr<KvLayerView> View(SequenceId sequence,

@@ -8,6 +8,7 @@
 #ifndef QUIRE_MODEL_DECODER_H_
 #define QUIRE_MODEL_DECODER_H_
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -59,16 +60,26 @@ class Decoder {
   // The stream that Forward runs on there: the one to record fences on.
   // StreamId() where no part of the model runs on the device.
   StreamId stream(DeviceId device = DeviceId(0)) const;
+  // Of all of its devices.
+  const Driver& driver() const;
 
   // Runs the batch and waits for it. REQUIRES: `cache` backs position +
   // tokens.size() tokens of every sequence (SequenceCache::Step). Returns
   // [sum of logit_rows, vocab_size], in the order of the batch, valid until the
-  // next call. Errors: kInvalidArgument for a token outside the vocabulary, a
+  // next call.
+  // `meanwhile`, unless null, is called once, on the calling thread, when all
+  // of the batch is queued, and before it is waited for: what it does, it does
+  // while the device computes, and what it queues comes behind the batch. The
+  // decoder has taken all addresses from the cache by then and calls it no
+  // more. So `meanwhile` may call the cache, also to map and to unmap pages,
+  // but may not change the sequences of the batch, whose rows are in use.
+  // Errors: kInvalidArgument for a token outside the vocabulary, a
   // batch beyond the options, or an adapter that is none of this model; those
   // of bringing weights that are kept elsewhere, after which the same batch may
   // be tried again.
   absl::StatusOr<std::span<const float>> Forward(
-      std::span<const BatchItem> batch, const SequenceCache& cache);
+      std::span<const BatchItem> batch, const SequenceCache& cache,
+      const std::function<void()>& meanwhile = nullptr);
 
  private:
   class Impl;

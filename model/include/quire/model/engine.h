@@ -5,6 +5,21 @@
 // Where the cache runs out in mid-flight, the youngest sequence gives up its
 // pages: it waits on the host where the cache has swap space for it, and else
 // is computed again later. Its tokens are kept, so its output does not change.
+//
+// With EngineOptions::prepare_next the next step is prepared while the device
+// computes this one, on the thread that calls Step, which would only wait
+// (Decoder::Forward): who has ended is released, who comes next is admitted, or
+// swapped in, and the cache maps what the next steps will need. So a step that
+// decodes finds its pages mapped, and waits for no call that changes pages or
+// addresses. The kernels that run meanwhile read and write rows of the batch's
+// sequences, at addresses that were taken before. That is safe since none of
+// these sequences is released, swapped out or stepped before the batch has
+// ended; pages are mapped where none were, behind what the batch needs; and
+// those that are unmapped belong to nobody, or lie behind windows of the batch,
+// or beyond what its sequences need. Rows that are copied, for prompts that
+// begin alike or for sequences that come back, go to pages of sequences that
+// are not in the batch. It takes no further thread, so the hooks of the memory
+// run on the thread that calls Step, as they do without.
 
 #ifndef QUIRE_MODEL_ENGINE_H_
 #define QUIRE_MODEL_ENGINE_H_
@@ -66,6 +81,15 @@ struct EngineStatistics {
   uint64_t batch_halvings = 0;  // of what may run at once
   double prompt_seconds = 0;    // of steps that computed prompt tokens
   double decode_seconds = 0;    // of the others
+  // Calls that changed pages or addresses (mapping_calls.h): those that a step
+  // waited for, and those that were made while it was computed.
+  uint64_t driver_calls = 0;
+  uint64_t driver_calls_meanwhile = 0;
+  uint64_t decode_steps = 0;          // that computed no prompt tokens
+  uint64_t decode_steps_waiting = 0;  // of these, with driver_calls
+  // What was refused while a step was computed. It is tried again before the
+  // next one, where a refusal is the error of that step.
+  uint64_t refused_preparations = 0;
 };
 
 struct EngineOptions {
@@ -73,6 +97,10 @@ struct EngineOptions {
   // Who gives way where memory is short: MakeVictimPolicy's names.
   std::string victim_policy = "youngest";
   BatchLimitOptions batch_limit;
+  // The next step is prepared while one is computed. Requests are then admitted
+  // one step ahead (SchedulerOptions::prepare_next), but where none run, at
+  // once. What is mapped ahead is for the cache: PageAheadOptions.
+  bool prepare_next = false;
 };
 
 // Not thread-safe.
@@ -130,6 +158,10 @@ class Engine {
   };
   absl::StatusOr<std::vector<NextToken>> Sample(
       std::span<const ScheduledTokens> step, std::span<const float> logits);
+  // While the device computes.
+  void PrepareNext();
+  // Mapping calls since the last time.
+  uint64_t TakeDriverCalls();
   // Gives the sequence its token; why it ends with it.
   FinishReason Append(Sequence* sequence, TokenId token);
 
@@ -141,6 +173,10 @@ class Engine {
   std::vector<Completion> completions_;
   EngineStatistics statistics_;
   std::function<absl::Status(Bytes)> make_room_;
+  bool prepare_next_ = false;
+  // Nothing was prepared for the next step.
+  bool unprepared_ = true;
+  uint64_t counted_calls_ = 0;  // of the driver
 };
 
 }  // namespace quire

@@ -124,8 +124,9 @@ struct SessionOptions {
   uint32_t layers_per_row = 0;
   // What g = auto is chosen by; without a mean length, half of the longest.
   KvWorkload kv_workload;
-  // Steps that a thread maps pages ahead, at most, while the device computes,
-  // with kContiguous; 0: a step maps what it needs.
+  // Steps that pages are mapped ahead, at most, with kContiguous, by engines
+  // that prepare the next step while the device computes (EngineOptions); 0: a
+  // step maps what it needs, and engines prepare nothing.
   uint32_t page_ahead = 0;
   // Who gives way where memory is short, and how full the cache may be: of
   // engines.

@@ -238,6 +238,8 @@ class KvCache : public SequenceCache,
   // With page-ahead. O(tokens + regions), and the driver's calls.
   bool PrepareRoom(std::span<const int32_t> prompt,
                    const SequenceGrowth& growth) override;
+  // PrepareAhead, with page-ahead.
+  absl::Status PrepareNextSteps() override;
   CacheUse Use() const override;
   absl::StatusOr<Bytes> FreedByRelease(SequenceId sequence) const override;
 

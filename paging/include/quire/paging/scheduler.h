@@ -171,7 +171,9 @@ class Scheduler {
   absl::StatusOr<std::span<const ScheduledTokens>> Schedule();
 
   // Between Schedule, once the step is queued, and Complete; need not be
-  // called, but then nobody is admitted while others run. Errors: the cache's.
+  // called, but then nobody is admitted while others run. Changes nothing of
+  // the step, and preempts nobody. Errors: the cache's; what was not done is
+  // done by the next call.
   absl::Status PrepareNext();
 
   // The step was computed, or is queued and done when `fence` is. Each request
@@ -276,6 +278,7 @@ class Scheduler {
   // those that wait begins alike.
   void ExpectAgain(RequestId id, uint64_t tokens);
 
+  // What a cache refuses to release is kept, to be tried again.
   absl::Status ReleaseEnded();
   // Makes memory free: of what ended, else of a victim. False where there is
   // neither.

@@ -186,6 +186,12 @@ class SequenceCache {
                            const SequenceGrowth& /*growth*/) {
     return true;
   }
+  // While the device computes the last Step: maps what the next ones will need,
+  // and gives back what no later kernel sees, as far as there is time for it.
+  // No page that a length of a sequence needs is touched, so kernels may run.
+  // Errors: the driver's; the next Step does itself what was not done. A cache
+  // that has all of its memory from the start has nothing to do.
+  virtual absl::Status PrepareNextSteps() { return absl::OkStatus(); }
   virtual CacheUse Use() const = 0;
   // What Release would make free for others: nothing of what the sequence
   // shares, or does not need.
