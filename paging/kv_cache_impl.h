@@ -524,9 +524,15 @@ class KvCache::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   absl::Status NotResident(SequenceId id, const char* purpose) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  // SwapOut with the host memory that is pinned. Where that is too little,
+  // nothing has changed, and `unpinned` blocks are needed.
+  absl::Status SwapOutToPinned(SequenceId id, const Fence& fence,
+                               uint64_t* unpinned)
+      ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
   // Finds host memory for what the region has: in blocks, or, where its pages
-  // lie elsewhere too, in kept pages.
-  absl::StatusOr<std::unique_ptr<SwappedRows>> SetAside(const KvRegion& region)
+  // lie elsewhere too, in kept pages. Null where `unpinned` blocks are needed.
+  absl::StatusOr<std::unique_ptr<SwappedRows>> SetAside(const KvRegion& region,
+                                                        uint64_t* unpinned)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(operation_mutex_, state_mutex_);
   // Queues copies of what is in blocks, in either direction.
   enum class SwapDirection { kOut, kIn };

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,17 @@ absl::Status KvCache::Impl::SwapOut(SequenceId id, const Fence& fence) {
   if (swap_space_ == nullptr)
     return absl::FailedPreconditionError(
         "KV cache: no swap space, KvCacheOptions::swap_space is 0");
+  for (;;) {
+    uint64_t unpinned = 0;
+    const absl::Status status = SwapOutToPinned(id, fence, &unpinned);
+    if (unpinned == 0) return status;
+    // Without the locks: other sequences are stepped meanwhile.
+    QUIRE_RETURN_IF_ERROR(swap_space_->Pin(unpinned));
+  }
+}
+
+absl::Status KvCache::Impl::SwapOutToPinned(SequenceId id, const Fence& fence,
+                                            uint64_t* unpinned) {
   MutexLock operation(&operation_mutex_);
   MutexLock lock(&state_mutex_);
   const auto slot = FindResident(id);
@@ -79,7 +91,9 @@ absl::Status KvCache::Impl::SwapOut(SequenceId id, const Fence& fence) {
         absl::StrCat("KV cache: sequence ", id.value(),
                      " has lost pages that the driver did not unmap, and would "
                      "not come back to its addresses"));
-  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<SwappedRows> rows, SetAside(*region));
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<SwappedRows> rows,
+                         SetAside(*region, unpinned));
+  if (rows == nullptr) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(SetFence(region, fence));
   QUIRE_RETURN_IF_ERROR(OrderBehind(memory_->driver(), memory_->device(),
                                     region->fence(), copy_stream_));
@@ -105,7 +119,7 @@ absl::Status KvCache::Impl::SwapOut(SequenceId id, const Fence& fence) {
 }
 
 absl::StatusOr<std::unique_ptr<SwappedRows>> KvCache::Impl::SetAside(
-    const KvRegion& region) {
+    const KvRegion& region, uint64_t* unpinned) {
   auto rows = std::make_unique<SwappedRows>();
   rows->used_tokens = region.used_tokens();
   uint64_t blocks = 0;
@@ -137,8 +151,14 @@ absl::StatusOr<std::unique_ptr<SwappedRows>> KvCache::Impl::SetAside(
       blocks += run.count.value();
     }
   }
-  QUIRE_ASSIGN_OR_RETURN(rows->blocks,
-                         swap_space_->Take(blocks + unknown.size()));
+  const uint64_t needed = blocks + unknown.size();
+  QUIRE_ASSIGN_OR_RETURN(std::optional<SwapBlocks> taken,
+                         swap_space_->Take(needed));
+  if (!taken) {
+    *unpinned = needed;
+    return nullptr;
+  }
+  rows->blocks = *std::move(taken);
   for (const auto& [kept, page] : unknown)
     *kept = std::make_shared<KeptPage>(page, rows->blocks.TakeLast());
   return rows;

@@ -6,13 +6,17 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <future>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
 
 #include "paging/kv_cache_share_testing.h"
+#include "paging/swap_space.h"
 
 namespace quire {
 namespace {
@@ -432,6 +436,65 @@ TEST_F(KvCacheSwapShareTest, ACopyThatIsRefusedLeavesThePagesWhereTheyAre) {
     SwapIn(cache_.get(), ids_[i]);
     CheckRows(i);
   }
+}
+
+// Tells when host memory is being pinned.
+class PinningDriver final : public FaultyDriver {
+ public:
+  using FaultyDriver::FaultyDriver;
+  absl::StatusOr<void*> AllocatePinned(Bytes size) override {
+    if (on_pin) on_pin();
+    return FaultyDriver::AllocatePinned(size);
+  }
+  std::function<void()> on_pin;
+};
+
+TEST(KvCacheSwapPinTest, OtherSequencesAreSteppedWhileHostMemoryIsPinned) {
+  HostDriverOptions options;
+  options.memory_per_device = Bytes(64 * KiB(4).value());
+  options.granularity = KiB(4);
+  const auto host = *HostDriver::Create(options);
+  PinningDriver driver(host.get());
+  OwnerRegistry owners;
+  DeviceMemoryOptions memory_options;
+  memory_options.page_size = KiB(4);
+  memory_options.address_space = MiB(64);
+  const auto memory = *DeviceMemory::Create(&driver, &owners, memory_options);
+  const auto cache =
+      *KvCache::Create(memory.get(), TestLayout(5), SwapOptions());
+  const SequenceId victim = Admit(cache.get(), 50);
+  const SequenceId other = Admit(cache.get(), 10);
+  int pinned = 0;
+  driver.on_pin = [&] {
+    ++pinned;
+    auto stepped = std::async(std::launch::async, [&] {
+      const SequenceStep step = {other, 40};
+      EXPECT_TRUE(cache->Step(std::span(&step, 1)).ok());
+      EXPECT_EQ(cache->GetStatistics().swap_pinned, Bytes(0));
+    });
+    EXPECT_EQ(stepped.wait_for(std::chrono::seconds(20)),
+              std::future_status::ready);
+  };
+  SwapOut(cache.get(), victim);
+  EXPECT_EQ(pinned, 1);
+  EXPECT_EQ(*cache->Length(other), 40u);
+  SwapIn(cache.get(), victim);
+}
+
+// Who is pinning does not know what others take meanwhile.
+TEST(KvCacheSwapPinTest, AnotherMayTakeWhatWasPinned) {
+  const auto host = *HostDriver::Create(HostDriverOptions());
+  PinningDriver driver(host.get());
+  SwapSpace space(&driver, KiB(4), KiB(8));
+  EXPECT_FALSE((*space.Take(1)).has_value());
+  ASSERT_TRUE(space.Pin(1).ok());
+  // Never more than the limit.
+  EXPECT_EQ(space.pinned(), KiB(8));
+  const auto both = *space.Take(2);
+  ASSERT_TRUE(both.has_value());
+  ASSERT_TRUE(space.Pin(1).ok());
+  EXPECT_EQ(space.pinned(), KiB(8));
+  EXPECT_TRUE(absl::IsResourceExhausted(space.Take(1).status()));
 }
 
 }  // namespace

@@ -50,14 +50,14 @@ SwapSpace::~SwapSpace() {
   for (std::byte* slab : slabs_) (void)driver_->FreePinned(slab);
 }
 
-absl::StatusOr<SwapBlocks> SwapSpace::Take(uint64_t count) {
+absl::StatusOr<std::optional<SwapBlocks>> SwapSpace::Take(uint64_t count) {
   MutexLock lock(&mutex_);
   const uint64_t free = most_blocks_ - (blocks_ - free_.size());
   if (count > free)
     return absl::ResourceExhaustedError(
         absl::StrCat("swap space: ", count, " pages of ", FormatBytes(block_),
                      ", and ", free, " of its ", most_blocks_, " are free"));
-  if (count > free_.size()) QUIRE_RETURN_IF_ERROR(Pin(count - free_.size()));
+  if (count > free_.size()) return std::nullopt;
   std::vector<std::byte*> blocks;
   blocks.reserve(count);
   while (blocks.size() < count)
@@ -65,16 +65,26 @@ absl::StatusOr<SwapBlocks> SwapSpace::Take(uint64_t count) {
   return SwapBlocks(this, std::move(blocks));
 }
 
-absl::Status SwapSpace::Pin(uint64_t blocks) {
-  const uint64_t count = std::min(
-      std::max(blocks, kSlab.value() / block_.value()), most_blocks_ - blocks_);
+absl::Status SwapSpace::Pin(uint64_t count) {
+  MutexLock pinning(&pin_mutex_);
+  uint64_t blocks = 0;
+  {
+    MutexLock lock(&mutex_);
+    if (free_.size() >= count) return absl::OkStatus();
+    blocks =
+        std::min(std::max(count - free_.size(), kSlab.value() / block_.value()),
+                 most_blocks_ - blocks_);
+  }
+  // All are pinned, and others have them.
+  if (blocks == 0) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(
       void* const memory,
-      driver_->AllocatePinned(Bytes(count * block_.value())));
+      driver_->AllocatePinned(Bytes(blocks * block_.value())));
   auto* const slab = static_cast<std::byte*>(memory);
+  MutexLock lock(&mutex_);
   slabs_.push_back(slab);
-  blocks_ += count;
-  for (uint64_t i = 0; i < count; ++i) free_.insert(slab + i * block_.value());
+  blocks_ += blocks;
+  for (uint64_t i = 0; i < blocks; ++i) free_.insert(slab + i * block_.value());
   return absl::OkStatus();
 }
 

@@ -8,14 +8,15 @@
 // Who takes a block that another one gave back writes to it on the same stream:
 // copies that are still under way come first.
 //
-// Thread-safe; one lock, held while memory is pinned, and under which nothing
-// else is called. Costs: O(log blocks) a block.
+// Thread-safe. Pinning has a lock of its own: who takes blocks, or gives them
+// back, never waits for the driver. Costs: O(log blocks) a block.
 
 #ifndef QUIRE_PAGING_SWAP_SPACE_H_
 #define QUIRE_PAGING_SWAP_SPACE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -62,9 +63,15 @@ class SwapSpace {
   SwapSpace(const SwapSpace&) = delete;
   SwapSpace& operator=(const SwapSpace&) = delete;
 
-  // All or none. Errors: kResourceExhausted where that many are not free within
-  // the limit, with the numbers, and the driver's.
-  absl::StatusOr<SwapBlocks> Take(uint64_t count);
+  // All or none. None where fewer are free and pinned: Pin them, and try again.
+  // Error: kResourceExhausted where that many are not free within the limit,
+  // with the numbers.
+  absl::StatusOr<std::optional<SwapBlocks>> Take(uint64_t count)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Pins memory until `count` blocks are free, as far as the limit goes: some
+  // ten milliseconds for each slab, so call it under no lock that others wait
+  // for. Errors: the driver's.
+  absl::Status Pin(uint64_t count) ABSL_LOCKS_EXCLUDED(pin_mutex_, mutex_);
 
   Bytes block() const { return block_; }
   Bytes limit() const { return Bytes(most_blocks_ * block_.value()); }
@@ -74,11 +81,11 @@ class SwapSpace {
  private:
   friend class SwapBlocks;
   void GiveBack(std::span<std::byte* const> blocks);
-  absl::Status Pin(uint64_t blocks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Driver* const driver_;
   const Bytes block_;
   const uint64_t most_blocks_;
+  Mutex pin_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one Pin at a time
   mutable Mutex mutex_;
   std::vector<std::byte*> slabs_ ABSL_GUARDED_BY(mutex_);
   uint64_t blocks_ ABSL_GUARDED_BY(mutex_) = 0;  // of all slabs
