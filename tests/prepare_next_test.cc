@@ -122,16 +122,23 @@ TEST(PrepareNextCallsTest, NoStepThatDecodesWaitsForTheDriver) {
     EXPECT_EQ(with.decode_steps_waiting, 0u);
     EXPECT_GT(with.decode_steps, 50u);
     EXPECT_GT(with.driver_calls_meanwhile, 0u);
-    EXPECT_EQ(with.driver_calls, world.driver->otherwise().mapping);
-    EXPECT_EQ(with.driver_calls_meanwhile, world.driver->meanwhile().mapping);
+    // The pages of what ends last are given back beside no other step.
+    const uint64_t meanwhile = world.driver->meanwhile().mapping;
+    const uint64_t otherwise = world.driver->otherwise().mapping;
+    EXPECT_LT(with.driver_calls, otherwise);
+    EXPECT_GT(with.driver_calls_meanwhile, meanwhile);
+    EXPECT_EQ(with.driver_calls + with.driver_calls_meanwhile,
+              meanwhile + otherwise);
   }
 }
 
 // Requests that take turns: what ends is released, and who comes is admitted,
-// beside steps that decode.
+// beside steps that decode. In batches that small they do not all end at once.
 TEST(PrepareNextCallsTest, NoStepWaitsForThoseThatComeAndGo) {
   const Texts prompts = SomePrompts();
-  World world(Ahead(OptionsOf({KvCacheKind::kContiguous, 16, 1})));
+  SessionOptions options = Ahead(OptionsOf({KvCacheKind::kContiguous, 16, 1}));
+  options.decoder.max_batch_tokens = 16;
+  World world(options);
   const EngineStatistics run =
       Continue(*world.session, prompts, 60, Preparing(3)).statistics;
   EXPECT_EQ(run.decode_steps_waiting, 0u);
@@ -153,8 +160,9 @@ TEST(PrepareNextSwapTest, SequencesComeBackWhileTheDeviceComputes) {
     const uint64_t meanwhile = world.driver->meanwhile().to_device;
     const uint64_t otherwise = world.driver->otherwise().to_device;
     if (prepare) {
-      // Where no other sequence runs, there is nothing to do it beside.
-      EXPECT_GT(meanwhile, otherwise);
+      // Not all of them: where no other sequence runs, there is nothing to do
+      // it beside.
+      EXPECT_GT(meanwhile, 0u);
     } else {
       EXPECT_EQ(meanwhile, 0u);
       EXPECT_GT(otherwise, 0u);

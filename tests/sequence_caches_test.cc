@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "loader/checkpoint_test_util.h"
 #include "quire/model/engine.h"
 #include "quire/model/session.h"
+#include "quire/paging/kv_cache.h"
 #include "tests/engine_testing.h"
 #include "tests/golden_cases.h"
 
@@ -349,6 +351,34 @@ TEST(SequenceCachesOptionsTest, PagesMappedAheadChangeNoToken) {
   }
 }
 
+// What ended stays mapped for those that come, as far as that is wanted.
+TEST(SequenceCachesOptionsTest, PagesBehindWhatEndedStayAsFarAsIsWanted) {
+  for (const uint32_t page_ahead : {0, 8}) {
+    for (const std::optional<double> max_parked :
+         std::vector<std::optional<double>>{std::nullopt, 0, 0.002, 1}) {
+      SessionOptions options = OptionsOf({KvCacheKind::kContiguous, 16, 1});
+      options.page_ahead = page_ahead;
+      options.max_parked = max_parked;
+      const auto session = Open(options);
+      ASSERT_NE(session, nullptr);
+      const double free = static_cast<double>(
+          session->runtime().memory()->GetStatistics().growable.value());
+      auto& cache = dynamic_cast<KvCache&>(session->cache());
+      const SequenceId sequence = *cache.Admit(100);
+      const Bytes held = cache.Use().held;
+      ASSERT_TRUE(cache.Release(sequence, Fence()).ok());
+      const Bytes parked = cache.GetStatistics().parked;
+      const double part = max_parked.value_or(page_ahead > 0 ? 0 : 1);
+      if (part == 1) {
+        EXPECT_EQ(parked, held);
+      } else {
+        EXPECT_LE(static_cast<double>(parked.value()), part * free);
+        EXPECT_EQ(parked.zero(), part == 0);
+      }
+    }
+  }
+}
+
 TEST(SequenceCachesOptionsTest, WhoGivesWayChangesNoToken) {
   const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
   const Texts expected = Expected(prompts, 40);
@@ -453,6 +483,9 @@ TEST(SequenceCachesOptionsTest, BadOnesAreErrors) {
     options = OptionsOf({kind, 16, 0});
     options.page_ahead = 1;
     expect_refused(options, "--page-ahead 1");
+    options = OptionsOf({kind, 16, 0});
+    options.max_parked = 0.5;
+    expect_refused(options, "--max-parked 0.5");
   }
   const SessionOptions good = OptionsOf({KvCacheKind::kContiguous, 16, 0});
   SessionOptions options = good;
@@ -463,6 +496,9 @@ TEST(SequenceCachesOptionsTest, BadOnesAreErrors) {
   expect_refused(options, "--attention-sinks 4");
   options.kv_limit = {.max_tokens = 4, .sinks = 4};
   expect_refused(options, "--max-cache-len 4");
+  options = good;
+  options.max_parked = 1.5;
+  expect_refused(options, "--max-parked 1.5");
   options = good;
   options.batch_limit = {.halve_above = 0.5, .grow_below = 0.6};
   expect_refused(options, "--grow-below 0.6");

@@ -111,6 +111,12 @@ void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
                   "then admitted meanwhile too; 0: a step does all of that")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  app->add_option("--max-parked", options->max_parked,
+                  "The part of the memory for keys and values that stays "
+                  "mapped behind sequences that have ended, beside what is "
+                  "kept for prompts, with --kv-cache contiguous [1, and 0 with "
+                  "--page-ahead]")
+      ->check(CLI::Range(0.0, 1.0));
   AddBytesOption(app, "--swap-space", &options->swap_space,
                  "Pinned host memory for sequences that have to give way, with "
                  "--kv-cache contiguous; 0: they are computed again [0]");

@@ -43,9 +43,9 @@ void AddDeviceOptions(CLI::App* app, DriverChoice drivers,
 // --kv-dtype, --layers-per-row, --mean-tokens, --waste-limit, --max-cache-len,
 // --attention-sinks.
 void AddKvLayoutOptions(CLI::App* app, SessionOptions* options);
-// --kv-cache, --block-size, --swap-space, --page-ahead: of verbs that run a
-// model and need no memory beside what the session has, since a paged cache
-// takes all.
+// --kv-cache, --block-size, --swap-space, --page-ahead, --max-parked: of verbs
+// that run a model and need no memory beside what the session has, since a
+// paged cache takes all.
 void AddKvCacheOptions(CLI::App* app, SessionOptions* options);
 // Who runs when the cache is full, --victims, --halve-above, --grow-below: of
 // verbs that run several sequences at once.

@@ -33,6 +33,16 @@ absl::StatusOr<DeviceLayers> LayOut(const ModelConfig& config, DeviceId device,
                       std::move(row.why)};
 }
 
+// The pages that may stay mapped behind sequences that have ended.
+PageCount MaxParked(const DeviceMemory& memory, const SessionOptions& options) {
+  const double part =
+      options.max_parked.value_or(options.page_ahead > 0 ? 0 : 1);
+  if (part == 1) return kAllParked;
+  const Bytes free = memory.GetStatistics().growable;
+  return PageCount(static_cast<uint64_t>(
+      part * static_cast<double>(free.value() / memory.page_size().value())));
+}
+
 absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
     Runtime* runtime, const ModelConfig& config, const DeviceLayers& part,
     StreamId stream, const SessionOptions& options) {
@@ -57,7 +67,8 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
                                   .owner = owner,
                                   .limit = options.kv_limit,
                                   .stream = stream});
-    case KvCacheKind::kContiguous:
+    case KvCacheKind::kContiguous: {
+      const PageCount max_parked = MaxParked(*memory, options);
       return KvCache::Create(
           memory, part.layout,
           {.max_sequence_length = max_sequence_length,
@@ -65,8 +76,11 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
            .owner = owner,
            .page_ahead = {.max_steps = options.page_ahead, .clock = nullptr},
            .limit = options.kv_limit,
+           .eager_reclaim = max_parked.zero(),
+           .max_parked = max_parked,
            .stream = stream,
            .swap_space = options.swap_space});
+    }
   }
   return absl::InvalidArgumentError("no such kind of KV cache");
 }

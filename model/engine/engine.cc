@@ -284,9 +284,12 @@ absl::Status Engine::Step() {
     completions_[sequence->index].reason = reason;
     if (reason != FinishReason::kNone) ended.push_back(id);
   }
+  statistics_.driver_calls += TakeDriverCalls();
   const absl::Status status = scheduler_->Complete(ended, Fence());
   for (const RequestId id : ended) sequences_.erase(id);
-  statistics_.driver_calls += TakeDriverCalls();
+  // Where all have ended, no step waits for what that takes.
+  (done() ? statistics_.driver_calls_meanwhile : statistics_.driver_calls) +=
+      TakeDriverCalls();
   if (prompt_tokens == 0) {
     ++statistics_.decode_steps;
     if (statistics_.driver_calls > driver_calls)

@@ -46,6 +46,8 @@ absl::Status CheckCacheKind(const SessionOptions& options) {
   std::string option;
   if (options.page_ahead > 0)
     option = absl::StrCat("--page-ahead ", options.page_ahead);
+  else if (options.max_parked)
+    option = absl::StrCat("--max-parked ", *options.max_parked);
   else if (!options.swap_space.zero())
     option = absl::StrCat("--swap-space ", FormatBytes(options.swap_space));
   else if (!options.sharing.ledger.empty())
@@ -114,6 +116,9 @@ absl::Status SessionOptions::Validate() const {
     return absl::InvalidArgumentError(absl::StrCat(
         "--grow-below ", batch_limit.grow_below,
         " is to be from 0 to --halve-above, ", batch_limit.halve_above));
+  if (max_parked && !(*max_parked >= 0 && *max_parked <= 1))
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-parked ", *max_parked, " is to be from 0 to 1"));
   if (kv_limit.max_tokens == 0 && kv_limit.sinks > 0)
     return absl::InvalidArgumentError(
         absl::StrCat("--attention-sinks ", kv_limit.sinks,

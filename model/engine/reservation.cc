@@ -36,10 +36,10 @@ absl::StatusOr<Reservation> ReserveModel(const Checkpoint& checkpoint,
   Reservation made;
   QUIRE_ASSIGN_OR_RETURN(made.runtime, CreateRuntime(large));
   Runtime* const runtime = made.runtime.get();
-  QUIRE_ASSIGN_OR_RETURN(made.weights,
-                         ModelWeights::Reserve(runtime, checkpoint, config,
-                                               options.streaming, placement,
-                                               options.weights));
+  QUIRE_ASSIGN_OR_RETURN(
+      made.weights,
+      ModelWeights::Reserve(runtime, checkpoint, config, options.streaming,
+                            placement, options.weights));
   made.devices.resize(static_cast<size_t>(device_count));
   std::vector<Bytes> before;
   for (int i = 0; i < device_count; ++i)

@@ -82,7 +82,8 @@ struct EngineStatistics {
   double prompt_seconds = 0;    // of steps that computed prompt tokens
   double decode_seconds = 0;    // of the others
   // Calls that changed pages or addresses (mapping_calls.h): those that a step
-  // waited for, and those that were made while it was computed.
+  // waited for, and those that were made while it was computed, or when all
+  // requests had ended.
   uint64_t driver_calls = 0;
   uint64_t driver_calls_meanwhile = 0;
   uint64_t decode_steps = 0;          // that computed no prompt tokens

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -128,6 +129,12 @@ struct SessionOptions {
   // that prepare the next step while the device computes (EngineOptions); 0: a
   // step maps what it needs, and engines prepare nothing.
   uint32_t page_ahead = 0;
+  // Of the memory that the cache finds free when it is made, the part that
+  // stays mapped behind sequences that have ended, with kContiguous, beside
+  // what is kept for prompts: KvCacheOptions::max_parked, and eager_reclaim for
+  // 0. None: 0 with page_ahead, which gives the rest back while the device
+  // computes, else 1.
+  std::optional<double> max_parked;
   // Who gives way where memory is short, and how full the cache may be: of
   // engines.
   std::string victim_policy = "youngest";  // or "lru", "page-aware"
