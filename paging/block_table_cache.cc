@@ -58,12 +58,13 @@ absl::Status BlockTableCacheImpl::CheckFreeSlot() const {
                                                    " sequences are in use"));
 }
 
-BlockTableCacheImpl::Tables BlockTableCacheImpl::MakeTables() const {
+BlockTableCacheImpl::Tables BlockTableCacheImpl::MakeTables(
+    const KvTokenLimit& limit) const {
   const uint64_t longest = geometry_.BlocksFor(options_.max_sequence_length);
   Tables tables(geometry_.tables());
   for (uint32_t table = 0; table < tables.size(); ++table) {
     tables[table].blocks.reserve(std::min<uint64_t>(longest, pool_.size()));
-    tables[table].gone = GoneBehind(table, 0);
+    tables[table].gone = GoneBehind(table, 0, limit);
   }
   return tables;
 }
@@ -153,19 +154,23 @@ absl::StatusOr<std::optional<Fence>> BlockTableCacheImpl::TryAdmit(
     const Admission& wanted, PromptAdmission* admission) {
   MutexLock lock(&mutex_);
   QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
-  Sequence sequence = {.tables = MakeTables(), .batch = batch_};
+  Sequence sequence = {.tables = MakeTables(wanted.limit),
+                       .batch = batch_,
+                       .limit = wanted.limit};
+  const bool limited = wanted.limit.max_tokens > 0;
   // Taken now, so that it is not used for what the prompt lacks.
-  TakePrefix(FindPrefix(wanted.prompt), &sequence);
+  if (!limited) TakePrefix(FindPrefix(wanted.prompt), &sequence);
   const uint64_t cached = uint64_t{sequence.published}
                           << geometry_.block_shift();
   const SequenceGrowth growth = {
       .computed = cached,
-      .backed = KeepsAllTokens()
+      .backed = KeepsAllTokens() && !limited
                     ? wanted.tokens
                     : std::min(wanted.tokens,
                                SaturatingAdd(cached, wanted.step_tokens)),
       .tokens = wanted.tokens,
-      .step_tokens = wanted.step_tokens};
+      .step_tokens = wanted.step_tokens,
+      .limit = wanted.limit};
   const uint64_t blocks = geometry_.BlocksFor(growth.backed);
   std::vector<BlockId> taken;
   const auto wait = TryTake(
@@ -207,21 +212,40 @@ absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitWaiting(
   return admission;
 }
 
-absl::StatusOr<SequenceId> BlockTableCacheImpl::Admit(uint64_t tokens) {
+// Layers that keep the same under one limit may keep different tokens under
+// another one, and have one table.
+absl::StatusOr<KvTokenLimit> BlockTableCacheImpl::OwnLimit(
+    const std::optional<KvTokenLimit>& limit) const {
+  if (!limit || *limit == options_.limit) return KvTokenLimit();
+  QUIRE_RETURN_IF_ERROR(CheckTokenLimit(*limit));
+  if (options_.limit.max_tokens == 0) return *limit;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "block-table KV cache: a sequence with a limit of ", limit->max_tokens,
+      " tokens of its own, where the cache has one of ",
+      options_.limit.max_tokens));
+}
+
+absl::StatusOr<SequenceId> BlockTableCacheImpl::Admit(
+    uint64_t tokens, std::optional<KvTokenLimit> limit) {
+  QUIRE_ASSIGN_OR_RETURN(const KvTokenLimit own, OwnLimit(limit));
   QUIRE_ASSIGN_OR_RETURN(const PromptAdmission admission,
-                         AdmitWaiting({.tokens = tokens}));
+                         AdmitWaiting({.tokens = tokens, .limit = own}));
   return admission.sequence;
 }
 
 absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitPrompt(
     std::span<const int32_t> tokens) {
-  return AdmitPromptInSteps(tokens, UINT64_MAX);
+  return AdmitPromptInSteps(tokens, UINT64_MAX, {});
 }
 
 absl::StatusOr<PromptAdmission> BlockTableCacheImpl::AdmitPromptInSteps(
-    std::span<const int32_t> tokens, uint64_t step_tokens) {
-  return AdmitWaiting(
-      {.tokens = tokens.size(), .step_tokens = step_tokens, .prompt = tokens});
+    std::span<const int32_t> tokens, uint64_t step_tokens,
+    const SequenceOptions& options) {
+  QUIRE_ASSIGN_OR_RETURN(const KvTokenLimit own, OwnLimit(options.limit));
+  return AdmitWaiting({.tokens = tokens.size(),
+                       .step_tokens = step_tokens,
+                       .prompt = tokens,
+                       .limit = own});
 }
 
 absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
@@ -234,9 +258,10 @@ absl::StatusOr<SequenceId> BlockTableCacheImpl::Fork(SequenceId parent) {
     QUIRE_RETURN_IF_ERROR(CheckFreeSlot());
     const Sequence& from = *found;
     Sequence sequence = {.length = from.length,
-                         .tables = MakeTables(),
+                         .tables = MakeTables(from.limit),
                          .batch = from.batch,
-                         .stepped = from.stepped};
+                         .stepped = from.stepped,
+                         .limit = from.limit};
     for (uint32_t table = 0; table < geometry_.tables(); ++table) {
       const std::span<const BlockId> blocks =
           std::span(from.tables[table].blocks)
@@ -304,7 +329,8 @@ absl::Status BlockTableCacheImpl::Publish(SequenceId id,
       return absl::InvalidArgumentError(absl::StrCat(
           "block-table KV cache: sequence ", id.value(), " has ",
           sequence.length, " tokens, not ", tokens.size(), " to publish"));
-    if (!options_.prefix_caching) return absl::OkStatus();
+    if (!options_.prefix_caching || sequence.limit.max_tokens > 0)
+      return absl::OkStatus();
     const size_t whole = tokens.size() >> geometry_.block_shift();
     while (sequence.published < whole)
       QUIRE_RETURN_IF_ERROR(
@@ -380,14 +406,15 @@ absl::StatusOr<KvLayerView> BlockTableCacheImpl::View(SequenceId id,
   view.key_scales = at(place.keys, place.keys.scales);
   view.value_scales = at(place.values, place.values.scales);
   const uint32_t table = geometry_.TableOf(place.keys.group);
-  view.window = geometry_.Kept(table).window;
-  view.sinks = geometry_.Kept(table).sinks;
   view.block_shift = geometry_.block_shift();
   view.block_stride = geometry_.BlockStride(place.keys.group);
   view.value_block_stride = geometry_.BlockStride(place.values.group);
   MutexLock lock(&mutex_);
   QUIRE_ASSIGN_OR_RETURN(const Sequence* const sequence,
                          Find(sequences_, id, "view"));
+  const KvLayerKind kept = Kept(table, sequence->limit);
+  view.window = kept.window;
+  view.sinks = kept.sinks;
   view.block_table = sequence->tables[table].blocks.data();
   return view;
 }
@@ -440,7 +467,8 @@ absl::Status BlockTableCacheImpl::CheckInvariants() const {
             absl::StrCat("sequence ", id.value(), " of ", sequence.length,
                          " tokens has ", table.blocks.size(), " blocks"));
       for (size_t place = 0; place < table.blocks.size(); ++place) {
-        const bool gone = place >= GoneBehind(number, 0) && place < table.gone;
+        const bool gone = place >= GoneBehind(number, 0, sequence.limit) &&
+                          place < table.gone;
         const BlockId block = table.blocks[place];
         if (gone != (block == kNoBlock))
           return absl::InternalError(absl::StrCat(
@@ -488,11 +516,7 @@ absl::StatusOr<std::unique_ptr<BlockTableCache>> BlockTableCache::Create(
   if (options.stream == StreamId())
     return absl::InvalidArgumentError(
         "block-table KV cache: no stream to copy blocks on");
-  if (options.limit.max_tokens > 0 &&
-      options.limit.max_tokens <= options.limit.sinks)
-    return absl::InvalidArgumentError(absl::StrCat(
-        "block-table KV cache: a limit of ", options.limit.max_tokens,
-        " tokens is not more than its ", options.limit.sinks, " sinks"));
+  QUIRE_RETURN_IF_ERROR(CheckTokenLimit(options.limit));
   uint64_t blocks = options.blocks;
   if (blocks == 0) {
     const DeviceMemoryStatistics statistics = memory->GetStatistics();

@@ -59,12 +59,14 @@ class BlockTableCacheImpl final : public BlockTableCache {
   uint64_t max_sequence_length() const override {
     return options_.max_sequence_length;
   }
-  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
+  absl::StatusOr<SequenceId> Admit(uint64_t tokens,
+                                   std::optional<KvTokenLimit> limit) override;
   bool KeepsAllTokens() const override { return geometry_.KeepsAllTokens(); }
   absl::StatusOr<PromptAdmission> AdmitPrompt(
       std::span<const int32_t> tokens) override;
   absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
-      std::span<const int32_t> tokens, uint64_t step_tokens) override;
+      std::span<const int32_t> tokens, uint64_t step_tokens,
+      const SequenceOptions& options) override;
   absl::StatusOr<SequenceId> Fork(SequenceId parent) override;
   absl::Status Publish(SequenceId sequence,
                        std::span<const int32_t> tokens) override;
@@ -75,6 +77,9 @@ class BlockTableCacheImpl final : public BlockTableCache {
   absl::Status Release(SequenceId sequence, const Fence& fence) override;
 
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
+  absl::Status CheckLimit(const KvTokenLimit& limit) const override {
+    return OwnLimit(limit).status();
+  }
   uint64_t AdmissibleTokens() const override;
   bool HasRoomFor(std::span<const SequenceGrowth> growths) const override;
   absl::StatusOr<KvLayerView> View(SequenceId sequence,
@@ -103,6 +108,7 @@ class BlockTableCacheImpl final : public BlockTableCache {
     uint64_t step = 0;     // the last Step that named it
     uint64_t batch = 0;    // in which its last kernels may be
     bool stepped = false;  // since it was admitted
+    KvTokenLimit limit;    // of its own; the cache then has none
   };
   using Sequences = absl::flat_hash_map<SequenceId, Sequence>;
 
@@ -127,6 +133,7 @@ class BlockTableCacheImpl final : public BlockTableCache {
     uint64_t tokens;
     uint64_t step_tokens = UINT64_MAX;
     std::span<const int32_t> prompt;
+    KvTokenLimit limit = {};  // of its own
   };
   // The attempts return a fence where it must be waited for before the next
   // one; nothing has changed then, nor after an error.
@@ -158,9 +165,14 @@ class BlockTableCacheImpl final : public BlockTableCache {
   // Whether the windows of the token behind `length` tokens are there.
   absl::Status CheckGoingBack(const Sequence& sequence, uint64_t length) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the layers of a table keep under a limit of the sequence's own.
+  KvLayerKind Kept(uint32_t table, const KvTokenLimit& limit) const {
+    return WithLimit(geometry_.Kept(table), limit);
+  }
   // The places of a table that its window has left, for a sequence of `length`
   // tokens: up to here, from the sinks' on.
-  size_t GoneBehind(uint32_t table, uint64_t length) const;
+  size_t GoneBehind(uint32_t table, uint64_t length,
+                    const KvTokenLimit& limit = {}) const;
   // Blocks that the growth takes at its peak beyond those that it needs now.
   uint64_t BlocksToGrow(const SequenceGrowth& growth) const;
   // Queues the copies of all changes, whose blocks are `taken` in their order.
@@ -201,9 +213,14 @@ class BlockTableCacheImpl final : public BlockTableCache {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (const Table& table : tables) GiveBack(table.blocks, fence);
   }
+  // One that is not the cache's; else none. kInvalidArgument for what is no
+  // limit, and for another one where the cache has one.
+  absl::StatusOr<KvTokenLimit> OwnLimit(
+      const std::optional<KvTokenLimit>& limit) const;
   absl::Status CheckFreeSlot() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // With room for as long as the sequence may get.
-  Tables MakeTables() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Tables MakeTables(const KvTokenLimit& limit) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   SequenceId Insert(Sequence sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Bytes BytesOf(uint64_t blocks) const {
     return Bytes(blocks * geometry_.BlockBytes().value());

@@ -188,8 +188,9 @@ void BlockTableCacheImpl::EndBatch(const Fence& fence) {
   batch_fence_ = fence;
 }
 
-size_t BlockTableCacheImpl::GoneBehind(uint32_t table, uint64_t length) const {
-  const KvLayerKind& kept = geometry_.Kept(table);
+size_t BlockTableCacheImpl::GoneBehind(uint32_t table, uint64_t length,
+                                       const KvTokenLimit& limit) const {
+  const KvLayerKind kept = Kept(table, limit);
   if (kept.window == 0) return 0;
   return std::max<uint64_t>(
       geometry_.BlocksFor(kept.sinks),
@@ -198,20 +199,24 @@ size_t BlockTableCacheImpl::GoneBehind(uint32_t table, uint64_t length) const {
 
 uint64_t BlockTableCacheImpl::BlocksToGrow(const SequenceGrowth& growth) const {
   uint64_t blocks = 0;
+  const KvTokenLimit limit = options_.limit.max_tokens == 0
+                                 ? growth.limit.value_or(KvTokenLimit())
+                                 : KvTokenLimit();
   for (uint32_t table = 0; table < geometry_.tables(); ++table) {
     uint64_t peak = geometry_.BlocksFor(growth.tokens);
     // A block that is partly used is copied by the first who writes there.
     uint64_t now = growth.forks ? growth.backed >> geometry_.block_shift()
                                 : geometry_.BlocksFor(growth.backed);
-    const KvLayerKind& kept = geometry_.Kept(table);
+    const KvLayerKind kept = Kept(table, limit);
     if (kept.window > 0) {
-      const uint64_t sinks = GoneBehind(table, 0);
+      const uint64_t sinks = GoneBehind(table, 0, limit);
       // A step, and the window of its first token, wherever in its block.
       const uint64_t seen = std::min(
           SaturatingAdd(kept.window, growth.step_tokens), growth.tokens);
       peak = std::min(peak, sinks + geometry_.BlocksFor(seen) + 1);
       now = SaturatingSubtract(
-          now, GoneBehind(table, SaturatingAdd(growth.computed, uint64_t{1})) -
+          now, GoneBehind(table, SaturatingAdd(growth.computed, uint64_t{1}),
+                          limit) -
                    sinks);
     }
     blocks = SaturatingAdd(blocks, SaturatingSubtract(peak, now));
@@ -224,7 +229,7 @@ absl::Status BlockTableCacheImpl::CheckGoingBack(const Sequence& sequence,
   for (uint32_t table = 0; table < geometry_.tables(); ++table) {
     // The next kernel sees the window of the token that comes next.
     if (sequence.tables[table].gone >
-        GoneBehind(table, SaturatingAdd(length, 1)))
+        GoneBehind(table, SaturatingAdd(length, 1), sequence.limit))
       return absl::FailedPreconditionError(
           absl::StrCat("block-table KV cache: a sequence of ", sequence.length,
                        " tokens cannot go back to ", length,
@@ -238,7 +243,8 @@ absl::Status BlockTableCacheImpl::CheckGoingBack(const Sequence& sequence,
 // kernels of earlier batches, whose end EndBatch has told.
 absl::Status BlockTableCacheImpl::DropBehindWindows(Sequence* sequence,
                                                     uint64_t length) {
-  if (geometry_.KeepsAllTokens()) return absl::OkStatus();
+  if (geometry_.KeepsAllTokens() && sequence->limit.max_tokens == 0)
+    return absl::OkStatus();
   // A step that goes back computes its last token anew, or none.
   if (length < sequence->length)
     return CheckGoingBack(*sequence, SaturatingSubtract(length, 1));
@@ -248,7 +254,7 @@ absl::Status BlockTableCacheImpl::DropBehindWindows(Sequence* sequence,
   const uint64_t next = std::min(sequence->length + 1, length);
   for (uint32_t number = 0; number < geometry_.tables(); ++number) {
     Table& table = sequence->tables[number];
-    const size_t end = GoneBehind(number, next);
+    const size_t end = GoneBehind(number, next, sequence->limit);
     for (; table.gone < end; ++table.gone) {
       pool_.Unreference(std::exchange(table.blocks[table.gone], kNoBlock),
                         batch_fence_);

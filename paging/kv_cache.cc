@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(
     return absl::InvalidArgumentError(absl::StrCat(
         "KV cache: a swap space of ", FormatBytes(options.swap_space),
         " holds no page of ", FormatBytes(memory->page_size())));
-  QUIRE_RETURN_IF_ERROR(Impl::CheckLimit(options.limit));
+  QUIRE_RETURN_IF_ERROR(CheckTokenLimit(options.limit));
   QUIRE_ASSIGN_OR_RETURN(
       const RegionGeometry geometry,
       RegionGeometry::Create(layout, options.max_sequence_length,
@@ -93,9 +93,13 @@ absl::StatusOr<PromptAdmission> KvCache::AdmitPrompt(
   return admission;
 }
 absl::StatusOr<PromptAdmission> KvCache::AdmitPromptInSteps(
-    std::span<const int32_t> tokens, uint64_t step_tokens) {
-  return AdmitPrompt(
-      tokens, {.stream = impl_->options().stream, .step_tokens = step_tokens});
+    std::span<const int32_t> tokens, uint64_t step_tokens,
+    const SequenceOptions& options) {
+  return AdmitPrompt(tokens, {.stream = impl_->options().stream,
+                              .priority = options.priority,
+                              .retain_until = options.retain_until,
+                              .step_tokens = step_tokens,
+                              .limit = options.limit});
 }
 absl::Status KvCache::Publish(SequenceId sequence,
                               std::span<const int32_t> tokens) {
@@ -210,6 +214,10 @@ absl::StatusOr<KvKeptTokens> KvCache::Kept(SequenceId sequence,
                                            uint32_t layer) const {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
   return impl_->Kept(sequence, layer);
+}
+absl::StatusOr<KvTokenLimit> KvCache::LimitOf(SequenceId sequence) const {
+  QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));
+  return impl_->LimitOf(sequence);
 }
 absl::StatusOr<PageCount> KvCache::PrepareAhead(std::optional<uint32_t> steps) {
   QUIRE_RETURN_IF_ERROR(CheckProcess(*memory_));

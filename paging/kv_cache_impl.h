@@ -112,7 +112,6 @@ class KvCache::Impl {
   void EndBatch(const Fence& fence) ABSL_LOCKS_EXCLUDED(state_mutex_);
   absl::StatusOr<KvKeptTokens> Kept(SequenceId sequence, uint32_t layer) const
       ABSL_LOCKS_EXCLUDED(state_mutex_);
-  static absl::Status CheckLimit(const KvTokenLimit& limit);
 
   // Starts the thread that maps ahead. Once.
   absl::Status StartAhead();
@@ -124,6 +123,18 @@ class KvCache::Impl {
       ABSL_LOCKS_EXCLUDED(operation_mutex_, state_mutex_);
 
   bool KeepsAllTokens() const { return bare_.KeepsAllTokens(); }
+  // The same of a sequence with a limit of its own.
+  bool KeepsAllTokens(const KvTokenLimit& limit) const {
+    return limit == options_.limit
+               ? KeepsAllTokens()
+               : limit.max_tokens == 0 &&
+                     std::ranges::all_of(geometry_.layout().kinds(),
+                                         [](const KvLayerKind& kind) {
+                                           return kind.window == 0;
+                                         });
+  }
+  absl::StatusOr<KvTokenLimit> LimitOf(SequenceId sequence) const
+      ABSL_LOCKS_EXCLUDED(state_mutex_);
   uint64_t AdmissibleTokens() const ABSL_LOCKS_EXCLUDED(state_mutex_);
   bool HasRoomFor(std::span<const SequenceGrowth> growths) const;
   CacheUse Use() const ABSL_LOCKS_EXCLUDED(state_mutex_);

@@ -121,7 +121,8 @@ bool KvCache::Impl::PrepareRoom(std::span<const int32_t> prompt,
         most = std::max(most, kPiece);
       if (most.zero()) return false;
       PrefixIndex::Found found;
-      if (!prompt.empty())
+      if (!prompt.empty() &&
+          growth.limit.value_or(options_.limit) == options_.limit)
         found = index_.Match(prompt.first(prompt.size() - 1));
       needed = PagesToAdmit(found.tokens, growth);
       if (found.tokens > 0) {
@@ -142,17 +143,19 @@ bool KvCache::Impl::PrepareRoom(std::span<const int32_t> prompt,
 
 PageCount KvCache::Impl::PagesToAdmit(uint64_t cached,
                                       const SequenceGrowth& growth) const {
+  const bool keeps_all = KeepsAllTokens(growth.limit.value_or(options_.limit));
   const uint64_t tokens =
-      KeepsAllTokens()
+      keeps_all
           ? growth.tokens
           : std::min(growth.tokens, SaturatingAdd(cached, growth.step_tokens));
   PageCount pages = bare_.PagesToGrow({.computed = cached,
                                        .backed = cached,
                                        .tokens = tokens,
-                                       .step_tokens = growth.step_tokens});
+                                       .step_tokens = growth.step_tokens,
+                                       .limit = growth.limit});
   // The last page of what is cached is copied.
   if (cached > 0) return Plus(pages, PageCount(geometry_.layout().groups()));
-  if (!KeepsAllTokens()) return pages;
+  if (!keeps_all) return pages;
   for (const KvRegion* region : ParkedRegionsThatAre(/*cached=*/false))
     pages = std::min(pages, region->MappingWork(tokens));
   return pages;

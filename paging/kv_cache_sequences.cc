@@ -61,7 +61,7 @@ absl::Status KvCache::Impl::CheckFreeSlot() const {
 absl::StatusOr<SequenceId> KvCache::Impl::Admit(uint64_t tokens,
                                                 const KvTokenLimit& limit) {
   QUIRE_RETURN_IF_ERROR(CheckLength(tokens));
-  QUIRE_RETURN_IF_ERROR(CheckLimit(limit));
+  QUIRE_RETURN_IF_ERROR(CheckTokenLimit(limit));
   waiting_.fetch_add(1, std::memory_order_relaxed);
   MutexLock operation(&operation_mutex_);
   waiting_.fetch_sub(1, std::memory_order_relaxed);

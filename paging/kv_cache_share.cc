@@ -76,8 +76,12 @@ absl::Status KvCache::Impl::SetFence(KvRegion* region, const Fence& fence) {
 absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPrompt(
     std::span<const int32_t> tokens, const PromptOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckLength(tokens.size()));
+  const KvTokenLimit limit = options.limit.value_or(options_.limit);
+  QUIRE_RETURN_IF_ERROR(CheckTokenLimit(limit));
   MutexLock operation(&operation_mutex_);
-  const PrefixHit hit = FindPrefix(tokens, options.stream);
+  const PrefixHit hit = limit == options_.limit
+                            ? FindPrefix(tokens, options.stream)
+                            : PrefixHit();
   auto admission = AdmitPromptOn(hit, tokens.size(), options);
   // While rows are taken from a region, it gives nothing up.
   if (absl::IsResourceExhausted(admission.status()) && hit.tokens > 0)
@@ -88,8 +92,9 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPrompt(
 absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
     const PrefixHit& hit, uint64_t length, const PromptOptions& options) {
   const bool share = hit.holder != nullptr && !hit.adoptable;
+  const KvTokenLimit limit = options.limit.value_or(options_.limit);
   const uint64_t backed =
-      KeepsAllTokens()
+      KeepsAllTokens(limit)
           ? length
           : std::min(length, SaturatingAdd(hit.tokens, options.step_tokens));
   const absl::StatusOr<TakenRegion> taken = hit.adoptable
@@ -100,7 +105,7 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
   PageCount headroom = options_.headroom;
   if (taken.ok()) {
     MutexLock lock(&state_mutex_);
-    taken->region->SetLimit(options_.limit);
+    taken->region->SetLimit(limit);
     if (backed < length) taken->region->SetPrompt(length, options.step_tokens);
     headroom =
         Plus(headroom,
@@ -130,8 +135,8 @@ absl::StatusOr<PromptAdmission> KvCache::Impl::AdmitPromptOn(
   if (share) HoldLike(*hit.holder, hit.tokens, taken->region);
   if (taken->stamp != 0) ++counted_.adoptions;
   // Where it has computed a window more than it finds, it pays to keep one.
-  if (!KeepsAllTokens() && options.stream != StreamId() &&
-      options.stream == options_.stream &&
+  if (!KeepsAllTokens() && limit == options_.limit &&
+      options.stream != StreamId() && options.stream == options_.stream &&
       hit.known >= SaturatingAdd(hit.tokens, LongestWindow()))
     SetBranch(taken->region, hit.known);
   ++counted_.prompts;

@@ -16,14 +16,6 @@
 
 namespace quire {
 
-absl::Status KvCache::Impl::CheckLimit(const KvTokenLimit& limit) {
-  if (limit.max_tokens == 0 || limit.max_tokens > limit.sinks)
-    return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("KV cache: a limit of ", limit.max_tokens,
-                   " tokens is not more than its ", limit.sinks, " sinks"));
-}
-
 void KvCache::Impl::EndBatch(const Fence& fence) {
   MutexLock lock(&state_mutex_);
   ++batch_;
@@ -178,6 +170,13 @@ absl::StatusOr<KvKeptTokens> KvCache::Impl::Kept(SequenceId id,
   const KvSequence& sequence = sequences_[*slot];
   const uint32_t kind = layout.GroupKind(layout.PlaceOf(layer).keys.group);
   return KeptTokens(sequence.region->kept_kind(kind), sequence.length);
+}
+
+absl::StatusOr<KvTokenLimit> KvCache::Impl::LimitOf(SequenceId id) const {
+  MutexLock lock(&state_mutex_);
+  const auto slot = FindSlot(id);
+  if (!slot) return NoSuchSequence(id, "look at");
+  return sequences_[*slot].region->limit();
 }
 
 Bytes KvCache::Impl::KeptBytes(const KvSequence& sequence) const {

@@ -150,6 +150,14 @@ KvKeptTokens KeptTokens(const KvLayerKind& kind, uint64_t length) {
   return {std::min(kind.sinks, first), first};
 }
 
+absl::Status CheckTokenLimit(const KvTokenLimit& limit) {
+  if (limit.max_tokens == 0 || limit.max_tokens > limit.sinks)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("KV cache: a limit of ", limit.max_tokens,
+                   " tokens is not more than its ", limit.sinks, " sinks"));
+}
+
 KvLayerKind WithLimit(KvLayerKind kind, const KvTokenLimit& limit) {
   const bool keeps_more =
       kind.window == 0 ||

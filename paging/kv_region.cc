@@ -120,6 +120,11 @@ PageCount KvRegion::MappingWork(uint64_t tokens) const {
 }
 
 PageCount KvRegion::PagesToGrow(const SequenceGrowth& growth) const {
+  if (growth.limit && *growth.limit != limit_) {
+    KvRegion limited(geometry_, nullptr);
+    limited.SetLimit(*growth.limit);
+    return limited.PagesToGrow(growth);
+  }
   uint64_t pages = 0;
   for (uint32_t group = 0; group < parts_.size(); ++group) {
     PageCount peak = geometry_->PagesOf(group, growth.tokens);

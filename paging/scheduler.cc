@@ -86,6 +86,8 @@ absl::StatusOr<RequestId> Scheduler::Add(uint64_t prompt_tokens,
         absl::StrCat("scheduler: ", prompt_tokens, " tokens and ",
                      max_new_tokens, " new ones exceed the maximum of ",
                      max_model_len_, " tokens of a request"));
+  if (options.sequence.limit)
+    QUIRE_RETURN_IF_ERROR(cache_->CheckLimit(*options.sequence.limit));
   const RequestId id(++last_request_);
   const uint32_t forks = options.continuations - 1;
   last_request_ += forks;
@@ -93,7 +95,8 @@ absl::StatusOr<RequestId> Scheduler::Add(uint64_t prompt_tokens,
                         Request{.tokens = prompt_tokens,
                                 .max_tokens = *total,
                                 .forks = forks,
-                                .last = RequestId(last_request_)});
+                                .last = RequestId(last_request_),
+                                .options = options.sequence});
   for (uint64_t i = 1; i <= forks; ++i)
     forks_.emplace_hint(forks_.end(), RequestId(id.value() + i), Fork{id});
   return id;
@@ -195,7 +198,8 @@ absl::Status Scheduler::Seat(uint64_t tokens) {
     QUIRE_ASSIGN_OR_RETURN(
         const PromptAdmission admission,
         cache_->AdmitPromptInSteps(token_source_(id).first(request.tokens),
-                                   options_.max_num_batched_tokens));
+                                   options_.max_num_batched_tokens,
+                                   request.options));
     request.sequence = admission.sequence;
     request.computed = admission.cached_tokens;
     StopExpecting(id, &request);
@@ -207,7 +211,8 @@ absl::Status Scheduler::Seat(uint64_t tokens) {
     tokens = std::min(request.tokens,
                       admission.cached_tokens + FirstTokens(request));
   } else {
-    QUIRE_ASSIGN_OR_RETURN(request.sequence, cache_->Admit(tokens));
+    QUIRE_ASSIGN_OR_RETURN(request.sequence,
+                           cache_->Admit(tokens, request.options.limit));
   }
   request.backed = tokens;
   ++statistics_.admissions;
@@ -279,7 +284,7 @@ absl::Status Scheduler::AdmitWaiting(Room room, For step) {
     uint64_t tokens = chunk;
     if (step == For::kNextStep) {
       // All of it where there is room for that: no later chunk waits then.
-      growths_.push_back({.tokens = next.tokens});
+      growths_.push_back({.tokens = next.tokens, .limit = next.options.limit});
       tokens = cache_->HasRoomFor(growths_) ? next.tokens : FirstTokens(next);
       growths_.pop_back();
     }
@@ -318,7 +323,8 @@ void Scheduler::AddGrowth(const Request& request) {
   growths_.push_back({.computed = request.computed,
                       .backed = backed,
                       .tokens = request.tokens,
-                      .step_tokens = options_.max_num_batched_tokens});
+                      .step_tokens = options_.max_num_batched_tokens,
+                      .limit = request.options.limit});
 }
 
 // Without token source an admission backs less than the prompt, so what the
@@ -329,7 +335,8 @@ bool Scheduler::MayAdmit(const Request& request) {
   if (finds_out && growths_.empty() && request.forks == 0) return true;
   const size_t before = growths_.size();
   growths_.push_back({.tokens = request.tokens,
-                      .step_tokens = options_.max_num_batched_tokens});
+                      .step_tokens = options_.max_num_batched_tokens,
+                      .limit = request.options.limit});
   AddForks(request);
   const bool has_room = cache_->HasRoomFor(growths_);
   growths_.resize(before);
@@ -339,7 +346,8 @@ bool Scheduler::MayAdmit(const Request& request) {
 bool Scheduler::PrepareRoom(RequestId id, const Request& request,
                             uint64_t tokens) {
   SequenceGrowth growth = {.tokens = tokens,
-                           .step_tokens = options_.max_num_batched_tokens};
+                           .step_tokens = options_.max_num_batched_tokens,
+                           .limit = request.options.limit};
   std::span<const int32_t> prompt;
   if (request.swapped) {
     growth.tokens = request.computed;
@@ -351,7 +359,7 @@ bool Scheduler::PrepareRoom(RequestId id, const Request& request,
 }
 
 uint64_t Scheduler::FirstTokens(const Request& request) const {
-  return cache_->KeepsAllTokens()
+  return cache_->KeepsAllTokens() && !request.options.limit
              ? request.tokens
              : std::min<uint64_t>(request.tokens,
                                   options_.max_num_batched_tokens);

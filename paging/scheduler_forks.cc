@@ -18,7 +18,8 @@ void Scheduler::AddForks(const Request& request) {
                    .backed = request.tokens,
                    .tokens = request.tokens + 1,
                    .step_tokens = options_.max_num_batched_tokens,
-                   .forks = true});
+                   .forks = true,
+                   .limit = request.options.limit});
 }
 
 uint32_t Scheduler::SeatsTaken() const {
@@ -42,7 +43,8 @@ void Scheduler::BeginForks(RequestId leader_id, Request* leader) {
        fork != forks_.end() && fork->second.leader == leader_id;
        fork = forks_.erase(fork)) {
     Request request = {.tokens = leader->tokens + 1,
-                       .max_tokens = leader->max_tokens};
+                       .max_tokens = leader->max_tokens,
+                       .options = leader->options};
     if (fork->second.ends || request.tokens == request.max_tokens) {
       ++statistics_.ended;
     } else if (BeginFork(fork->first, *leader, &request)) {
@@ -65,7 +67,8 @@ bool Scheduler::BeginFork(RequestId id, const Request& leader,
                       .backed = leader.computed,
                       .tokens = request->tokens,
                       .step_tokens = options_.max_num_batched_tokens,
-                      .forks = true});
+                      .forks = true,
+                      .limit = request->options.limit});
   if (!cache_->HasRoomFor(growths_)) return false;
   const auto sequence = cache_->Fork(leader.sequence);
   if (!sequence.ok()) return false;

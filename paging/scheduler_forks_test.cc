@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -237,6 +238,30 @@ TEST_F(SchedulerForksTest, ACancelledOneLeavesTheOthers) {
   for (uint64_t id = 1; id <= 4; ++id)
     EXPECT_EQ(scheduler_->Cancel(RequestId(id), Fence()).code(),
               absl::StatusCode::kNotFound);
+}
+
+// By its admission each has what the request asks for: the one that computes
+// the prompt, and one that has to begin by itself. A fork has it of the first.
+TEST_F(SchedulerForksTest, OptionsOfTheSequenceAreThoseOfEach) {
+  SchedulerOptions options = Options();
+  options.max_num_seqs = 2;
+  Make(100, options);
+  const KvTokenLimit limit = {.max_tokens = 30, .sinks = 2};
+  ASSERT_TRUE(
+      scheduler_->Add(40, 2, {.continuations = 3, .sequence = {.limit = limit}})
+          .ok());
+  Add(5, 1, 1);
+  while (scheduler_->has_work()) Step();
+  std::vector<std::optional<KvTokenLimit>> limits;
+  for (const SequenceOptions& admitted : cache_->admitted)
+    limits.push_back(admitted.limit);
+  EXPECT_THAT(limits, ElementsAre(limit, limit, std::nullopt));
+  EXPECT_EQ(
+      scheduler_
+          ->Add(5, 5, {.sequence = {.limit = {{.max_tokens = 2, .sinks = 2}}}})
+          .status()
+          .code(),
+      absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(SchedulerForksTest, NoneIsRefused) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -46,7 +47,10 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   uint64_t max_sequence_length() const override { return max_tokens_; }
   bool KeepsAllTokens() const override { return window_ == 0; }
 
-  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override {
+  absl::StatusOr<SequenceId> Admit(
+      uint64_t tokens,
+      std::optional<KvTokenLimit> limit = std::nullopt) override {
+    admitted.push_back({.limit = limit});
     if (PagesOf(tokens) > free()) return Shortage();
     const SequenceId id(++last_id_);
     Sequence& sequence = sequences_[id];
@@ -66,7 +70,9 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   }
 
   absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
-      std::span<const int32_t> tokens, uint64_t step_tokens) override {
+      std::span<const int32_t> tokens, uint64_t step_tokens,
+      const SequenceOptions& options = {}) override {
+    admitted.push_back(options);
     if (window_ == 0) return AdmitPrompt(tokens);
     const SequenceGrowth growth = {.tokens = tokens.size(),
                                    .step_tokens = step_tokens};
@@ -223,6 +229,7 @@ class CountingCache : public SequenceCache, public SequenceSwap {
   bool refuse_forks = false;
   bool has_time = true;  // to make room for admissions
   std::vector<std::pair<uint64_t, uint64_t>> rooms;  // known tokens, and all
+  std::vector<SequenceOptions> admitted;             // or refused
   uint64_t prefix = 0;
   std::vector<uint64_t> published;                      // tokens of each call
   std::vector<std::pair<uint64_t, uint64_t>> expected;  // tokens and turn

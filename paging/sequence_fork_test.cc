@@ -6,64 +6,23 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <ostream>
 #include <random>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "paging/kv_cache_share_testing.h"
 #include "paging/kv_cache_testing.h"
-#include "quire/paging/block_table_cache.h"
-#include "quire/paging/kv_cache.h"
-#include "quire/paging/static_cache.h"
+#include "paging/sequence_cache_testing.h"
+#include "quire/paging/sequence_cache.h"
 
 namespace quire {
 namespace {
 
-enum class Kind { kContiguous, kBlocks, kStatic };
-
-struct Setting {
-  std::string name;
-  Kind kind;
-  KvLayout layout;
-
-  friend std::ostream& operator<<(std::ostream& out, const Setting& setting) {
-    return out << setting.name;
-  }
-};
-
-constexpr uint64_t kMaxTokens = 200;
-constexpr uint32_t kMaxSequences = 6;
-
-absl::StatusOr<std::unique_ptr<SequenceCache>> MakeCacheOf(
-    const Setting& setting, DeviceMemory* memory, StreamId stream) {
-  switch (setting.kind) {
-    case Kind::kContiguous:
-      return KvCache::Create(memory, setting.layout,
-                             {.max_sequence_length = kMaxTokens,
-                              .max_sequences = kMaxSequences,
-                              .stream = stream});
-    case Kind::kBlocks:
-      return BlockTableCache::Create(memory, setting.layout,
-                                     {.max_sequence_length = kMaxTokens,
-                                      .max_sequences = kMaxSequences,
-                                      .blocks = 200,
-                                      .stream = stream});
-    case Kind::kStatic:
-      return StaticCache::Create(memory, setting.layout,
-                                 {.max_sequence_length = kMaxTokens,
-                                  .max_sequences = kMaxSequences,
-                                  .stream = stream});
-  }
-  return absl::InternalError("no such kind");
-}
-
-class SequenceForkTest : public ::testing::TestWithParam<Setting> {
+class SequenceForkTest : public ::testing::TestWithParam<CacheSetting> {
  protected:
   SequenceForkTest()
       : device_(1200), stream_(*device_.driver()->CreateStream(DeviceId(0))) {
-    auto cache = MakeCacheOf(GetParam(), device_.memory(), stream_);
+    auto cache = MakeSequenceCache(GetParam(), device_.memory(), stream_);
     EXPECT_TRUE(cache.ok()) << cache.status();
     cache_ = *std::move(cache);
   }
@@ -190,7 +149,7 @@ TEST_P(SequenceForkTest, WhatIsRefusedChangesNothing) {
   EXPECT_EQ(cache_->Fork(gone).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(cache_->Fork(SequenceId()).status().code(),
             absl::StatusCode::kNotFound);
-  for (uint32_t i = 1; i < kMaxSequences; ++i) Fork(parent);
+  for (uint32_t i = 1; i < kCacheSequences; ++i) Fork(parent);
   const CacheUse use = cache_->Use();
   EXPECT_EQ(cache_->Fork(parent).status().code(),
             absl::StatusCode::kResourceExhausted);
@@ -201,7 +160,8 @@ TEST_P(SequenceForkTest, WhatIsRefusedChangesNothing) {
 
 // Of block tables it is the step that copies.
 TEST_P(SequenceForkTest, ACopyThatTheDriverRefusesChangesNothing) {
-  if (GetParam().kind == Kind::kBlocks) GTEST_SKIP() << "a fork copies nothing";
+  if (GetParam().kind == CacheKind::kBlocks)
+    GTEST_SKIP() << "a fork copies nothing";
   const SequenceId parent = Begin(TokensFrom(0, 77));
   const CacheUse use = cache_->Use();
   device_.driver()->FailCall(DriverCall::kCopyOnDevice, 1,
@@ -227,8 +187,10 @@ TEST_P(SequenceForkTest, ACacheEndsBehindItsCopies) {
 }
 
 TEST_P(SequenceForkTest, WithoutAStreamThereIsNone) {
-  if (GetParam().kind == Kind::kBlocks) GTEST_SKIP() << "there is always one";
-  const auto cache = *MakeCacheOf(GetParam(), device_.memory(), StreamId());
+  if (GetParam().kind == CacheKind::kBlocks)
+    GTEST_SKIP() << "there is always one";
+  const auto cache =
+      *MakeSequenceCache(GetParam(), device_.memory(), StreamId());
   const SequenceId parent = *cache->Admit(3);
   const absl::Status status = cache->Fork(parent).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
@@ -247,11 +209,11 @@ TEST_P(SequenceForkTest, RandomFamiliesKeepTheirRows) {
       std::advance(it, below(tokens_.size()));
       const auto [id, tokens] = *it;
       const uint64_t what = below(10);
-      if (what < 3 && tokens_.size() < kMaxSequences) {
+      if (what < 3 && tokens_.size() < kCacheSequences) {
         Fork(id);
       } else if (what < 4) {
         Release(id);
-      } else if (tokens.size() + 10 < kMaxTokens) {
+      } else if (tokens.size() + 10 < kCacheTokens) {
         next += 1000;
         ASSERT_NO_FATAL_FAILURE(Continue(id, TokensFrom(next, 1 + below(10))));
       }
@@ -262,22 +224,8 @@ TEST_P(SequenceForkTest, RandomFamiliesKeepTheirRows) {
   }
 }
 
-std::vector<Setting> Settings() {
-  std::vector<Setting> settings;
-  for (const auto& [name, kind] : {std::pair("Contiguous", Kind::kContiguous),
-                                   std::pair("Blocks", Kind::kBlocks),
-                                   std::pair("Static", Kind::kStatic)}) {
-    const std::string prefix = name;
-    settings.push_back({prefix + "LayersApart", kind, TestLayout(1)});
-    settings.push_back({prefix + "AllLayers", kind, TestLayout(5)});
-    settings.push_back({prefix + "ValuesApart", kind, TestLayout(2, true)});
-    settings.push_back({prefix + "Windows", kind, WindowTestLayout(40, 20)});
-  }
-  return settings;
-}
-
 INSTANTIATE_TEST_SUITE_P(Caches, SequenceForkTest,
-                         ::testing::ValuesIn(Settings()),
+                         ::testing::ValuesIn(CacheSettings()),
                          [](const auto& setting) {
                            return setting.param.name;
                          });

@@ -34,13 +34,14 @@ uint64_t StaticCache::max_sequence_length() const {
 
 // A length that falls keeps its memory (see SequenceCache::Step): the sequence
 // is admitted at full length, and everything after that is within it.
-absl::StatusOr<SequenceId> StaticCache::Admit(uint64_t tokens) {
+absl::StatusOr<SequenceId> StaticCache::Admit(
+    uint64_t tokens, std::optional<KvTokenLimit> limit) {
   if (tokens > max_sequence_length())
     return absl::InvalidArgumentError(
         absl::StrCat("static KV cache: a sequence of ", tokens,
                      " tokens exceeds the maximum of ", max_sequence_length()));
   QUIRE_ASSIGN_OR_RETURN(const SequenceId sequence,
-                         slots_->Admit(max_sequence_length()));
+                         slots_->Admit(max_sequence_length(), limit));
   const SequenceStep step = {sequence, tokens};
   const absl::Status status = slots_->Step(std::span(&step, 1));
   if (status.ok()) return sequence;
@@ -57,7 +58,8 @@ absl::StatusOr<SequenceId> StaticCache::Fork(SequenceId parent) {
         "copied");
   MutexLock lock(&fork_mutex_);
   QUIRE_ASSIGN_OR_RETURN(const uint64_t tokens, slots_->Length(parent));
-  QUIRE_ASSIGN_OR_RETURN(const SequenceId child, Admit(tokens));
+  QUIRE_ASSIGN_OR_RETURN(const KvTokenLimit limit, slots_->LimitOf(parent));
+  QUIRE_ASSIGN_OR_RETURN(const SequenceId child, Admit(tokens, limit));
   absl::Status status = CopyRows(parent, child, tokens);
   // Also what is under way when a copy is refused.
   status.Update(memory_->driver()->SynchronizeStream(stream_));

@@ -93,6 +93,51 @@ TEST_P(SequenceCachesTest, ALimitOfTokensIsTheSameForAll) {
   EXPECT_EQ(Continue(*session, prompts, 40, 3).continuations, expected);
 }
 
+// Limits of single requests, beside others that have none, are those of
+// sessions with that limit.
+TEST_P(SequenceCachesTest, ALimitOfOneRequestIsItsOwn) {
+  const KvTokenLimit limit = {.max_tokens = 20, .sinks = 3};
+  const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
+  const Texts unlimited = Expected(prompts, 40);
+  SessionOptions alone = OptionsOf({KvCacheKind::kContiguous, 16, 0});
+  alone.kv_limit = limit;
+  Texts expected;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    expected.push_back(unlimited[i]);
+    if (i % 2 == 0)
+      expected.back() =
+          Continue(*Open(alone), {prompts[i]}, 40).continuations[0];
+    expected.push_back(expected.back());
+  }
+  SessionOptions options = OptionsOf(GetParam());
+  options.decoder.max_batch_tokens = 16;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  for (const uint32_t max_sequences : {64, 3}) {
+    Engine engine(&session->decoder(), &session->cache(), max_sequences);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      Request request;
+      request.prompt = prompts[i];
+      request.max_new_tokens = 40;
+      request.continuations = 2;
+      if (i % 2 == 0) request.cache.limit = limit;
+      ASSERT_TRUE(engine.Add(std::move(request)).ok());
+    }
+    const absl::Status status = engine.RunToCompletion();
+    ASSERT_TRUE(status.ok()) << status;
+    Texts texts;
+    for (const Completion& completion : engine.completions())
+      texts.push_back(completion.tokens);
+    EXPECT_EQ(texts, expected);
+  }
+  Request bad = {.prompt = prompts[0], .max_new_tokens = 4};
+  bad.cache.limit = {.max_tokens = 3, .sinks = 3};
+  Engine engine(&session->decoder(), &session->cache(), 4);
+  EXPECT_EQ(engine.Add(std::move(bad)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(engine.done());
+}
+
 TEST_P(SequenceCachesTest, TooLittleMemoryChangesNoToken) {
   const Texts prompts = Prompts(ReadGoldenCase(ModelFolder()).vocab, 0);
   const Texts expected = Expected(prompts, 40);

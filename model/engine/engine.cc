@@ -149,8 +149,9 @@ absl::StatusOr<size_t> Engine::Add(Request request) {
   }
   QUIRE_ASSIGN_OR_RETURN(
       const RequestId first,
-      scheduler_->Add(request.prompt.size(), request.max_new_tokens,
-                      {.continuations = request.continuations}));
+      scheduler_->Add(
+          request.prompt.size(), request.max_new_tokens,
+          {.continuations = request.continuations, .sequence = request.cache}));
   const auto shared = std::make_shared<const Request>(std::move(request));
   for (uint32_t i = 0; i < shared->continuations; ++i) {
     completions_.emplace_back();

@@ -61,8 +61,10 @@ absl::StatusOr<SequenceId> SplitCache::BeginInAll(
   return id;
 }
 
-absl::StatusOr<SequenceId> SplitCache::Admit(uint64_t tokens) {
-  return BeginInAll([&](size_t part) { return parts_[part]->Admit(tokens); });
+absl::StatusOr<SequenceId> SplitCache::Admit(
+    uint64_t tokens, std::optional<KvTokenLimit> limit) {
+  return BeginInAll(
+      [&](size_t part) { return parts_[part]->Admit(tokens, limit); });
 }
 
 absl::StatusOr<SequenceId> SplitCache::Fork(SequenceId parent) {
@@ -78,17 +80,21 @@ bool SplitCache::KeepsAllTokens() const {
 // No part is asked for tokens that it has: they would have to be the same ones
 // in all.
 absl::StatusOr<PromptAdmission> SplitCache::AdmitPromptInSteps(
-    std::span<const int32_t> tokens, uint64_t step_tokens) {
+    std::span<const int32_t> tokens, uint64_t step_tokens,
+    const SequenceOptions& options) {
   const SequenceGrowth growth = {.tokens = tokens.size(),
-                                 .step_tokens = step_tokens};
-  const bool whole = KeepsAllTokens() || tokens.size() <= step_tokens;
+                                 .step_tokens = step_tokens,
+                                 .limit = options.limit};
+  const bool whole =
+      (KeepsAllTokens() && !options.limit) || tokens.size() <= step_tokens;
   if (!whole && !HasRoomFor(std::span(&growth, 1)))
     return absl::ResourceExhaustedError(absl::StrCat(
         "a prompt of ", tokens.size(), " tokens, in steps of ", step_tokens,
         ", has no room on one of ", parts_.size(),
         " devices: release or preempt a sequence, or try again later"));
-  QUIRE_ASSIGN_OR_RETURN(const SequenceId sequence,
-                         Admit(whole ? tokens.size() : step_tokens));
+  QUIRE_ASSIGN_OR_RETURN(
+      const SequenceId sequence,
+      Admit(whole ? tokens.size() : step_tokens, options.limit));
   return PromptAdmission{sequence};
 }
 
@@ -175,6 +181,16 @@ absl::Status SplitCache::Release(SequenceId sequence, const Fence& fence) {
 absl::StatusOr<uint64_t> SplitCache::Length(SequenceId sequence) const {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<SequenceId> ids, Find(sequence));
   return parts_.front()->Length(ids.front());
+}
+
+absl::Status SplitCache::CheckLimit(const KvTokenLimit& limit) const {
+  for (const auto& part : parts_)
+    QUIRE_RETURN_IF_ERROR(part->CheckLimit(limit));
+  return absl::OkStatus();
+}
+
+void SplitCache::AdvanceClock(uint64_t now) {
+  for (const auto& part : parts_) part->AdvanceClock(now);
 }
 
 uint64_t SplitCache::AdmissibleTokens() const {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -39,9 +40,12 @@ class SplitCache final : public SequenceCache, public SequenceSwap {
   const KvLayout& layout() const override { return layout_; }
   uint64_t max_sequence_length() const override;
   bool KeepsAllTokens() const override;
-  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
+  absl::StatusOr<SequenceId> Admit(
+      uint64_t tokens,
+      std::optional<KvTokenLimit> limit = std::nullopt) override;
   absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
-      std::span<const int32_t> tokens, uint64_t step_tokens) override;
+      std::span<const int32_t> tokens, uint64_t step_tokens,
+      const SequenceOptions& options = {}) override;
   absl::StatusOr<SequenceId> Fork(SequenceId parent) override;
   absl::Status Step(std::span<const SequenceStep> steps) override;
   absl::Status Shrink(SequenceId sequence, uint64_t length,
@@ -49,8 +53,10 @@ class SplitCache final : public SequenceCache, public SequenceSwap {
   void EndBatch(const Fence& fence) override;
   absl::Status Release(SequenceId sequence, const Fence& fence) override;
   absl::StatusOr<uint64_t> Length(SequenceId sequence) const override;
+  absl::Status CheckLimit(const KvTokenLimit& limit) const override;
   uint64_t AdmissibleTokens() const override;
   bool HasRoomFor(std::span<const SequenceGrowth> growths) const override;
+  void AdvanceClock(uint64_t now) override;
   bool PrepareRoom(std::span<const int32_t> prompt,
                    const SequenceGrowth& growth) override;
   absl::Status PrepareNextSteps() override;

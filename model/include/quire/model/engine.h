@@ -58,6 +58,9 @@ struct Request {
   // temperature all are the same.
   SamplingOptions sampling;
   AdapterId adapter;  // in use until the request has ended
+  // Of its keys and values: a max_cache_len of its own, and how long they stay
+  // for prompts to come once the request has ended.
+  SequenceOptions cache;
   // Ends after one of these, which is not part of the output.
   std::vector<TokenId> eos_tokens;
   // Called for each token of the output, from the thread that calls Step.
@@ -128,9 +131,12 @@ class Engine {
 
   // The index in completions() of the request's first continuation, which the
   // others follow in their order. kInvalidArgument for an empty prompt, no
-  // continuations, a token outside the vocabulary, or more tokens than a
-  // sequence may have; kNotFound for an adapter that is not resident.
+  // continuations, a token outside the vocabulary, more tokens than a sequence
+  // may have, or a limit that the cache refuses (SequenceCache::CheckLimit);
+  // kNotFound for an adapter that is not resident.
   absl::StatusOr<size_t> Add(Request request);
+  // The time that SequenceOptions::retain_until is in; never less than before.
+  void AdvanceClock(uint64_t now) { cache_->AdvanceClock(now); }
   bool done() const;
   // Advances every running sequence. On an error the engine is still valid; the
   // requests that were running are as before the call.

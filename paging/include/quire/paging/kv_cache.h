@@ -129,6 +129,7 @@ struct PromptOptions {
   uint64_t retain_until = UINT64_MAX;
   // As AdmitPromptInSteps has it.
   uint64_t step_tokens = UINT64_MAX;
+  std::optional<KvTokenLimit> limit;  // as in SequenceOptions
 };
 
 struct KvCacheStatistics {
@@ -195,13 +196,9 @@ class KvCache : public SequenceCache,
   uint64_t max_sequence_length() const override;
   // Of sequences without a limit of their own.
   bool KeepsAllTokens() const override;
-  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override {
-    return Admit(tokens, std::nullopt);
-  }
-  // With a limit of its own. Another error: kInvalidArgument for a limit of no
-  // more than its sinks.
-  absl::StatusOr<SequenceId> Admit(uint64_t tokens,
-                                   std::optional<KvTokenLimit> limit);
+  absl::StatusOr<SequenceId> Admit(
+      uint64_t tokens,
+      std::optional<KvTokenLimit> limit = std::nullopt) override;
   // Layers with windows have of cached rows what the next token sees: the
   // sequence cannot go back behind them. Errors beyond those of Admit: the
   // driver's, for a copy.
@@ -210,7 +207,8 @@ class KvCache : public SequenceCache,
   absl::StatusOr<PromptAdmission> AdmitPrompt(std::span<const int32_t> tokens,
                                               const PromptOptions& options);
   absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
-      std::span<const int32_t> tokens, uint64_t step_tokens) override;
+      std::span<const int32_t> tokens, uint64_t step_tokens,
+      const SequenceOptions& options = {}) override;
   // Tokens count as far as no layer has dropped any, and where the sequence has
   // no limit of its own. O(tokens that were not published before).
   absl::Status Publish(SequenceId sequence,
@@ -251,6 +249,8 @@ class KvCache : public SequenceCache,
   void EndBatch(const Fence& fence) override;  // O(1)
   // Which tokens of the sequence the layer keeps: the others may be gone.
   absl::StatusOr<KvKeptTokens> Kept(SequenceId sequence, uint32_t layer) const;
+  // Of the sequence: its own, or the cache's.
+  absl::StatusOr<KvTokenLimit> LimitOf(SequenceId sequence) const;
 
   // Maps what the sequences that the last Step named will need in the next
   // `steps` steps (at most max_steps; by default as many as are in time, given
@@ -283,9 +283,7 @@ class KvCache : public SequenceCache,
   // swapped out: it cannot come back, release it.
   absl::Status SwapIn(SequenceId sequence) override;
 
-  // The time that PromptOptions::retain_until is compared with; never less than
-  // the last one.
-  void AdvanceClock(uint64_t now);
+  void AdvanceClock(uint64_t now) override;
 
   KvCacheStatistics GetStatistics() const;
 

@@ -29,6 +29,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quire/alloc/units.h"
 
@@ -111,6 +112,8 @@ struct KvTokenLimit {
 
   friend bool operator==(const KvTokenLimit&, const KvTokenLimit&) = default;
 };
+// kInvalidArgument for a limit of no more than its sinks.
+absl::Status CheckTokenLimit(const KvTokenLimit& limit);
 // What a layer keeps under the limit, which only counts where it keeps more.
 KvLayerKind WithLimit(KvLayerKind kind, const KvTokenLimit& limit);
 

@@ -134,6 +134,8 @@ struct SchedulerStatistics {
 struct RequestOptions {
   // Of the prompt: so many requests, with ids that follow each other.
   uint32_t continuations = 1;
+  // Of the sequence of each.
+  SequenceOptions sequence;
 };
 
 class Scheduler {
@@ -154,7 +156,7 @@ class Scheduler {
   // A request that ends after `max_new_tokens`, or earlier when Complete says
   // so. With several continuations, the first of them; each ends by itself.
   // Errors: kInvalidArgument for no tokens, for more than max_model_len in all,
-  // and for no continuations.
+  // for no continuations, and SequenceCache::CheckLimit's.
   absl::StatusOr<RequestId> Add(uint64_t prompt_tokens, uint64_t max_new_tokens,
                                 const RequestOptions& options = {});
   // Ends a request at any time; `fence` covers the kernels that use it. Where
@@ -201,6 +203,7 @@ class Scheduler {
     // last that there was.
     uint32_t forks = 0;
     RequestId last;
+    SequenceOptions options;
 
     uint64_t remaining() const { return tokens - computed; }
   };

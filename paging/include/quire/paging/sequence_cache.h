@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "absl/status/status.h"
@@ -65,6 +66,20 @@ struct SequenceGrowth {
   // It is to be forked from a sequence of `backed` tokens: whole pages, or
   // blocks, of these are shared.
   bool forks = false;
+  std::optional<KvTokenLimit> limit;  // of its own
+};
+
+// How a sequence is kept, and for how long what it leaves behind.
+struct SequenceOptions {
+  // Of what the sequence publishes, once it is released, in caches that keep
+  // prefixes by more than their last use: the larger, the later it is given up.
+  // From the time `retain_until` of AdvanceClock on it is 0.
+  int32_t priority = 0;
+  uint64_t retain_until = UINT64_MAX;
+  // In place of the cache's: max_cache_len. Where it is another one, the
+  // sequence neither finds nor publishes a prefix: others would drop other
+  // tokens.
+  std::optional<KvTokenLimit> limit;
 };
 
 struct PromptAdmission {
@@ -79,17 +94,25 @@ class SequenceCache {
 
   virtual const KvLayout& layout() const = 0;
   virtual uint64_t max_sequence_length() const = 0;
-  // False where layers have windows, or sequences a limit, behind which memory
-  // is given back: a prompt that is computed in steps then holds less at its
-  // peak than one that is backed as a whole.
+  // False where layers have windows, or all sequences a limit, behind which
+  // memory is given back: a prompt that is computed in steps then holds less at
+  // its peak than one that is backed as a whole. So does one with a limit of
+  // its own, whatever this says.
   virtual bool KeepsAllTokens() const { return true; }
 
+  // Whether sequences can have such a limit of their own. kInvalidArgument for
+  // one of no more than its sinks, and for what the cache cannot hold beside
+  // its own limit.
+  virtual absl::Status CheckLimit(const KvTokenLimit& limit) const {
+    return CheckTokenLimit(limit);
+  }
   // Takes a sequence of `tokens` tokens and backs them, where the headroom is
   // left. Errors, all of which change nothing: kInvalidArgument for more than
   // max_sequence_length tokens; kResourceExhausted where memory, addresses or
   // sequence slots do not suffice (the message says which): the caller may
-  // queue it and try again.
-  virtual absl::StatusOr<SequenceId> Admit(uint64_t tokens) = 0;
+  // queue it and try again; with a limit of its own, those of CheckLimit.
+  virtual absl::StatusOr<SequenceId> Admit(
+      uint64_t tokens, std::optional<KvTokenLimit> limit = std::nullopt) = 0;
   // Admit for a prompt whose tokens are known: a cache that keeps prefixes
   // backs its first tokens with rows that others have published. The last token
   // is never among them: its logits are wanted.
@@ -103,8 +126,12 @@ class SequenceCache {
   // tokens. Where tokens are dropped, the first step is backed, behind what is
   // cached, and the rest is refused unless there is room for its peak.
   virtual absl::StatusOr<PromptAdmission> AdmitPromptInSteps(
-      std::span<const int32_t> tokens, uint64_t /*step_tokens*/) {
-    return AdmitPrompt(tokens);
+      std::span<const int32_t> tokens, uint64_t /*step_tokens*/,
+      const SequenceOptions& options = {}) {
+    if (!options.limit) return AdmitPrompt(tokens);
+    const auto sequence = Admit(tokens.size(), options.limit);
+    if (!sequence.ok()) return sequence.status();
+    return PromptAdmission{*sequence};
   }
   // `tokens` are the first tokens of the sequence, and their rows are written,
   // or will be before anything reads them that the caller queues from now on: a
@@ -121,6 +148,9 @@ class SequenceCache {
   // the sooner the turn is. Turns are numbers in the order of admission.
   virtual void ExpectPrompt(std::span<const int32_t> /*tokens*/,
                             uint64_t /*turn*/) {}
+  // The time that SequenceOptions::retain_until is compared with; never less
+  // than the last one.
+  virtual void AdvanceClock(uint64_t /*now*/) {}
   // Turns before `turn` are over.
   virtual void AdvanceTurn(uint64_t /*turn*/) {}
   // A new sequence with the tokens of `parent`, which both may continue, each

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "absl/status/status.h"
@@ -43,7 +44,9 @@ class StaticCache : public SequenceCache {
 
   const KvLayout& layout() const override;
   uint64_t max_sequence_length() const override;
-  absl::StatusOr<SequenceId> Admit(uint64_t tokens) override;
+  absl::StatusOr<SequenceId> Admit(
+      uint64_t tokens,
+      std::optional<KvTokenLimit> limit = std::nullopt) override;
   // Copies all rows to a slot of its own, and waits until that is done.
   absl::StatusOr<SequenceId> Fork(SequenceId parent) override;
   absl::Status Step(std::span<const SequenceStep> steps) override;
