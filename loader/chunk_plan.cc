@@ -66,49 +66,71 @@ TensorSlice Joined(TensorSlice slice) {
 
 }  // namespace
 
+// Adds one placement after another, so that those of whole tensors need not be
+// there as slices all at once.
+class ChunkPlan::Builder {
+ public:
+  Builder(const Checkpoint& checkpoint, size_t placements)
+      : checkpoint_(checkpoint), steps_in_file_(checkpoint.files().size()) {
+    steps_.reserve(placements);
+  }
+
+  absl::Status Add(const SlicePlacement& placement) {
+    const size_t number = placements_++;
+    const TensorSlice& slice = placement.slice;
+    if (slice.tensor == nullptr) return absl::OkStatus();
+    QUIRE_RETURN_IF_ERROR(CheckPlacement(checkpoint_, placement));
+    if (slice.size().zero()) return absl::OkStatus();
+    const auto sum = CheckedAdd(total_, slice.size());
+    if (!sum)
+      return absl::InvalidArgumentError("the placements exceed 2^64 bytes");
+    total_ = *sum;
+    steps_.push_back({{Joined(slice), placement.destination}, number});
+    ++steps_in_file_[slice.tensor->file];
+    return absl::OkStatus();
+  }
+
+  ChunkPlan Finish(Bytes chunk_size, LoadOrder order) {
+    if (order == LoadOrder::kFile) {
+      const auto key = [](const Step& step) {
+        return std::tuple(step.slice().tensor->file, step.begin(),
+                          step.placement.destination);
+      };
+      std::sort(steps_.begin(), steps_.end(),
+                [&](const Step& a, const Step& b) { return key(a) < key(b); });
+    }
+    return ChunkPlan(std::move(steps_), std::move(steps_in_file_), placements_,
+                     chunk_size, total_);
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  std::vector<Step> steps_;
+  std::vector<size_t> steps_in_file_;
+  size_t placements_ = 0;
+  Bytes total_;
+};
+
 absl::StatusOr<ChunkPlan> ChunkPlan::Create(
     const Checkpoint& checkpoint, std::span<const TensorPlacement> placements,
     Bytes chunk_size, LoadOrder order) {
-  std::vector<SlicePlacement> whole;
-  whole.reserve(placements.size());
+  Builder builder(checkpoint, placements.size());
   for (const TensorPlacement& placement : placements) {
     if (placement.tensor == nullptr)
       return absl::InvalidArgumentError("a placement names no tensor");
-    whole.push_back({WholeTensor(placement.tensor), placement.destination});
+    QUIRE_RETURN_IF_ERROR(
+        builder.Add({WholeTensor(placement.tensor), placement.destination}));
   }
-  return Create(checkpoint, whole, chunk_size, order);
+  return builder.Finish(chunk_size, order);
 }
 
 absl::StatusOr<ChunkPlan> ChunkPlan::Create(
     const Checkpoint& checkpoint, std::span<const SlicePlacement> placements,
     Bytes chunk_size, LoadOrder order) {
-  std::vector<Step> steps;
-  steps.reserve(placements.size());
-  std::vector<size_t> steps_in_file(checkpoint.files().size());
-  Bytes total;
-  for (const SlicePlacement& placement : placements) {
-    const TensorSlice& slice = placement.slice;
-    if (slice.tensor == nullptr) continue;
-    QUIRE_RETURN_IF_ERROR(CheckPlacement(checkpoint, placement));
-    if (slice.size().zero()) continue;
-    const auto sum = CheckedAdd(total, slice.size());
-    if (!sum)
-      return absl::InvalidArgumentError("the placements exceed 2^64 bytes");
-    total = *sum;
-    steps.push_back({{Joined(slice), placement.destination},
-                     static_cast<size_t>(&placement - placements.data())});
-    ++steps_in_file[slice.tensor->file];
-  }
-  if (order == LoadOrder::kFile) {
-    const auto key = [](const Step& step) {
-      return std::tuple(step.slice().tensor->file, step.begin(),
-                        step.placement.destination);
-    };
-    std::sort(steps.begin(), steps.end(),
-              [&](const Step& a, const Step& b) { return key(a) < key(b); });
-  }
-  return ChunkPlan(std::move(steps), std::move(steps_in_file),
-                   placements.size(), chunk_size, total);
+  Builder builder(checkpoint, placements.size());
+  for (const SlicePlacement& placement : placements)
+    QUIRE_RETURN_IF_ERROR(builder.Add(placement));
+  return builder.Finish(chunk_size, order);
 }
 
 ChunkPlan::ChunkPlan(std::vector<Step> steps, std::vector<size_t> steps_in_file,
@@ -118,6 +140,13 @@ ChunkPlan::ChunkPlan(std::vector<Step> steps, std::vector<size_t> steps_in_file,
       placements_(placements),
       chunk_size_(chunk_size.value()),
       total_(total) {}
+
+void ChunkPlan::Rewind() {
+  for (; step_ > 0; --step_)
+    ++steps_in_file_[steps_[step_ - 1].slice().tensor->file];
+  offset_in_slice_ = 0;
+  chunks_ = 0;
+}
 
 std::optional<Chunk> ChunkPlan::Next() {
   if (step_ == steps_.size()) return std::nullopt;

@@ -85,8 +85,11 @@ class ChunkPlan {
   Bytes total() const { return total_; }
   // The next chunk; nullopt after the last one.
   std::optional<Chunk> Next();
+  // The first chunk is the next one again.
+  void Rewind();
 
  private:
+  class Builder;
   struct Step {
     SlicePlacement placement;  // of one run, where runs are side by side
     size_t number;             // in the order given

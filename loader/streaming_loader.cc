@@ -97,16 +97,18 @@ DirectSpan DirectSpanOf(const Chunk& chunk) {
 
 // By buffer, the most that a chunk has there. Chunks end at multiples of the
 // size of a buffer, so that the blocks of one fit where it fits.
-std::vector<Bytes> BufferSizes(ChunkPlan plan,
+// REQUIRES: the first chunk is the next one; it is afterwards.
+std::vector<Bytes> BufferSizes(ChunkPlan* plan,
                                const StreamingOptions& options) {
   std::vector<Bytes> sizes;
   const auto buffers = static_cast<size_t>(options.buffers);
-  while (const std::optional<Chunk> chunk = plan.Next()) {
+  while (const std::optional<Chunk> chunk = plan->Next()) {
     const size_t buffer = chunk->index % buffers;
     if (buffer == sizes.size()) sizes.emplace_back();
     const Bytes size(options.direct ? DirectSpanOf(*chunk).size : chunk->size);
     sizes[buffer] = std::max(sizes[buffer], size);
   }
+  plan->Rewind();
   return sizes;
 }
 
@@ -182,7 +184,7 @@ class StreamingLoad {
       : options_(options),
         total_(plan.total()),
         start_(Clock::now()),
-        ring_(driver, device, BufferSizes(plan, options)),
+        ring_(driver, device, BufferSizes(&plan, options)),
         files_(checkpoint, options.direct),
         plan_(std::move(plan)),
         staged_(ring_.buffers()) {}
@@ -516,7 +518,7 @@ absl::StatusOr<Bytes> StagingBytes(const Checkpoint& checkpoint,
                          ChunkPlan::Create(checkpoint, placements,
                                            options.buffer_size, options.order));
   Bytes total;
-  for (const Bytes size : BufferSizes(std::move(plan), options))
+  for (const Bytes size : BufferSizes(&plan, options))
     total = SaturatingAdd(total, size);
   return total;
 }
