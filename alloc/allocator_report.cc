@@ -14,10 +14,8 @@
 namespace quire {
 namespace {
 
-// Checking builds walk everything after every mutation while that is cheap, and
-// after one in so many beyond.
+// Spans that a checking build walks after every mutation.
 constexpr uint64_t kSpansCheckedAlways = 64;
-constexpr uint64_t kMutationsPerCheck = 64;
 
 uint64_t NotNegative(int64_t n) { return n > 0 ? static_cast<uint64_t>(n) : 0; }
 

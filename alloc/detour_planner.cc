@@ -12,7 +12,7 @@ namespace {
 // longest.
 constexpr size_t kHeadsTried = 128;
 
-constexpr uint32_t kNone = UINT32_MAX;
+constexpr uint32_t kNoMore = UINT32_MAX;
 
 bool IsShorter(const Piece& a, const Piece& b) { return a.length < b.length; }
 
@@ -125,7 +125,7 @@ void DetourPlanner::AppendWhole(const Piece& head, uint64_t bytes) {
     } else if (pages >= kFew) {
       many_.push_back(whole_[i]);
     } else {
-      next_whole_[i] = kNone;
+      next_whole_[i] = kNoMore;
       Chain& chain = few_[pages];
       if ((has_few >> pages & 1) == 0) {
         has_few |= uint64_t{1} << pages;
@@ -144,7 +144,7 @@ void DetourPlanner::AppendWhole(const Piece& head, uint64_t bytes) {
     const int pages = std::bit_width(has_few) - 1;
     has_few ^= uint64_t{1} << pages;
     uint32_t i = few_[pages].first;
-    for (; i != kNone && bytes > 0; i = next_whole_[i]) add(whole_[i]);
+    for (; i != kNoMore && bytes > 0; i = next_whole_[i]) add(whole_[i]);
   }
 }
 

@@ -14,10 +14,8 @@
 namespace quire {
 namespace {
 
-// Checking builds walk everything after every mutation while that is cheap, and
-// after one in so many beyond.
+// Address slots that a checking build walks after every mutation.
 constexpr uint64_t kSlotsCheckedAlways = 4096;
-constexpr uint64_t kMutationsPerCheck = 64;
 
 }  // namespace
 

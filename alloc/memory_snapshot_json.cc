@@ -216,9 +216,9 @@ Json VerdictToJson(const OutOfMemoryVerdict& verdict) {
     awaited.push_back(
         {{"stream", each.stream.value()}, {"cooling", each.cooling.value()}});
   }
-  Json recent = Json::array();
+  Json recent_events = Json::array();
   for (const RecentEvent& event : verdict.recent) {
-    recent.push_back({{"nanoseconds_before", event.nanoseconds_before},
+    recent_events.push_back({{"nanoseconds_before", event.nanoseconds_before},
                       {"action", event.action},
                       {"owner", event.owner},
                       {"size", event.size.value()},
@@ -245,7 +245,7 @@ Json VerdictToJson(const OutOfMemoryVerdict& verdict) {
           {"owner_limit", std::move(owner_limit)},
           {"owners", std::move(owners)},
           {"awaited", std::move(awaited)},
-          {"recent", std::move(recent)},
+          {"recent", std::move(recent_events)},
           {"advice", verdict.advice}};
 }
 

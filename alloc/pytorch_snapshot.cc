@@ -19,9 +19,9 @@
 namespace quire {
 namespace {
 
-class Writer {
+class SnapshotWriter {
  public:
-  explicit Writer(const MemorySnapshot& snapshot)
+  explicit SnapshotWriter(const MemorySnapshot& snapshot)
       : snapshot_(snapshot), history_(BuildPyTorchHistory(snapshot)) {
     for (const MemorySnapshot::Sample& sample : snapshot.samples) {
       samples_[sample.address] = &sample;
@@ -190,7 +190,7 @@ class Writer {
 }  // namespace
 
 std::string RenderPyTorch(const MemorySnapshot& snapshot) {
-  return Writer(snapshot).Write();
+  return SnapshotWriter(snapshot).Write();
 }
 
 }  // namespace quire

@@ -33,7 +33,7 @@ struct Block {
   }
 };
 
-class Writer {
+class TraceWriter {
  public:
   absl::StatusOr<std::string> Write(const AllocationTrace& trace) {
     pickle_.BeginDict();
@@ -175,7 +175,7 @@ class Writer {
 }  // namespace
 
 absl::StatusOr<std::string> WritePyTorchSnapshot(const AllocationTrace& trace) {
-  return Writer().Write(trace);
+  return TraceWriter().Write(trace);
 }
 
 }  // namespace quire

@@ -15,13 +15,13 @@
 namespace quire {
 namespace {
 
-struct Operation {
+struct CsvOperation {
   std::string_view name;  // what the writer writes
   std::string_view letter;
   AllocationAction action;
 };
 
-constexpr std::array<Operation, 8> kOperations = {{
+constexpr std::array<CsvOperation, 8> kCsvOperations = {{
     {"live", "p", AllocationAction::kLive},
     {"alloc", "a", AllocationAction::kAllocate},
     {"free", "f", AllocationAction::kFree},
@@ -34,15 +34,15 @@ constexpr std::array<Operation, 8> kOperations = {{
 
 // Where each column is in the file at hand. A name that is none of these is
 // refused: a misspelt one would be lost without a word.
-struct Columns {
+struct QuireColumns {
   std::optional<size_t> seq, t_us, t_ns, thread, op, id, bytes, alignment,
       stream, owner, phase;
 
-  static absl::StatusOr<Columns> Of(const CsvReader& csv);
+  static absl::StatusOr<QuireColumns> Of(const CsvReader& csv);
 };
 
-absl::StatusOr<Columns> Columns::Of(const CsvReader& csv) {
-  Columns columns;
+absl::StatusOr<QuireColumns> QuireColumns::Of(const CsvReader& csv) {
+  QuireColumns columns;
   const std::map<std::string, std::optional<size_t>*> known = {
       {"seq", &columns.seq},       {"t_us", &columns.t_us},
       {"t_ns", &columns.t_ns},     {"thread", &columns.thread},
@@ -78,7 +78,7 @@ absl::StatusOr<uint64_t> NumberOr0(const CsvReader& csv,
 }
 
 absl::StatusOr<uint64_t> Nanoseconds(const CsvReader& csv,
-                                     const Columns& columns) {
+                                     const QuireColumns& columns) {
   if (columns.t_ns) return csv.Number(*columns.t_ns);
   QUIRE_ASSIGN_OR_RETURN(const uint64_t us, NumberOr0(csv, columns.t_us));
   const auto ns = CheckedMultiply(us, 1000);
@@ -87,7 +87,7 @@ absl::StatusOr<uint64_t> Nanoseconds(const CsvReader& csv,
 }
 
 absl::StatusOr<AllocationAction> Action(const CsvReader& csv, size_t column) {
-  for (const Operation& operation : kOperations) {
+  for (const CsvOperation& operation : kCsvOperations) {
     if (csv.Text(column) == operation.name ||
         csv.Text(column) == operation.letter) {
       return operation.action;
@@ -101,7 +101,7 @@ std::string MarkText(const std::string& phase, uint64_t step) {
   return step == 0 ? phase : absl::StrCat(phase, " ", step);
 }
 
-absl::Status ReadLine(const CsvReader& csv, const Columns& columns,
+absl::Status ReadLine(const CsvReader& csv, const QuireColumns& columns,
                       bool* recording, AllocationTraceBuilder* trace) {
   AllocationEvent event;
   QUIRE_ASSIGN_OR_RETURN(event.action, Action(csv, *columns.op));
@@ -153,7 +153,7 @@ absl::Status ReadLine(const CsvReader& csv, const Columns& columns,
 }
 
 std::string_view Name(AllocationAction action) {
-  for (const Operation& operation : kOperations) {
+  for (const CsvOperation& operation : kCsvOperations) {
     if (operation.action == action) return operation.name;
   }
   return "mark";
@@ -163,7 +163,7 @@ std::string_view Name(AllocationAction action) {
 
 absl::StatusOr<AllocationTrace> ReadQuireCsv(std::string_view contents) {
   QUIRE_ASSIGN_OR_RETURN(CsvReader csv, CsvReader::Create(contents));
-  QUIRE_ASSIGN_OR_RETURN(const Columns columns, Columns::Of(csv));
+  QUIRE_ASSIGN_OR_RETURN(const QuireColumns columns, QuireColumns::Of(csv));
   AllocationTraceBuilder trace;
   bool recording = false;
   for (;;) {

@@ -27,10 +27,10 @@ constexpr uint64_t kSecond = 1'000'000'000;
 constexpr uint64_t kDay = 86'400 * kSecond;
 
 // The columns have these names; in files they may stand in any order.
-struct Columns {
+struct RmmColumns {
   size_t thread, time, action, pointer, size, stream;
 
-  static absl::StatusOr<Columns> Of(const CsvReader& csv) {
+  static absl::StatusOr<RmmColumns> Of(const CsvReader& csv) {
     std::array<size_t, 6> at;
     constexpr std::array<const char*, 6> kNames = {"Thread",  "Time", "Action",
                                                    "Pointer", "Size", "Stream"};
@@ -42,7 +42,7 @@ struct Columns {
       }
       at[i] = *column;
     }
-    return Columns{at[0], at[1], at[2], at[3], at[4], at[5]};
+    return RmmColumns{at[0], at[1], at[2], at[3], at[4], at[5]};
   }
 };
 
@@ -69,7 +69,7 @@ std::optional<uint64_t> TimeOfDay(std::string_view text) {
 
 // Lines of several threads may be out of order by a little; a step back by
 // hours is midnight.
-class Clock {
+class RmmClock {
  public:
   uint64_t SinceFirst(uint64_t time_of_day) {
     if (!first_) first_ = last_ = time_of_day;
@@ -96,8 +96,8 @@ std::optional<uint64_t> Pointer(std::string_view text) {
   return ParseUnsigned(text);
 }
 
-absl::Status ReadLine(const CsvReader& csv, const Columns& columns,
-                      Clock* clock, AllocationTraceBuilder* trace) {
+absl::Status ReadLine(const CsvReader& csv, const RmmColumns& columns,
+                      RmmClock* clock, AllocationTraceBuilder* trace) {
   AllocationEvent event;
   QUIRE_ASSIGN_OR_RETURN(event.thread, csv.Number(columns.thread));
   const std::optional<uint64_t> time = TimeOfDay(csv.Text(columns.time));
@@ -152,9 +152,9 @@ std::string TimeOfDayText(uint64_t nanoseconds) {
 
 absl::StatusOr<AllocationTrace> ReadRmmCsv(std::string_view contents) {
   QUIRE_ASSIGN_OR_RETURN(CsvReader csv, CsvReader::Create(contents));
-  QUIRE_ASSIGN_OR_RETURN(const Columns columns, Columns::Of(csv));
+  QUIRE_ASSIGN_OR_RETURN(const RmmColumns columns, RmmColumns::Of(csv));
   AllocationTraceBuilder trace;
-  Clock clock;
+  RmmClock clock;
   for (;;) {
     QUIRE_ASSIGN_OR_RETURN(const bool more, csv.Next());
     if (!more) return trace.Finish();

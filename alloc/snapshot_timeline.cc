@@ -148,16 +148,16 @@ std::map<uint32_t, Holding> Beginning(const std::vector<TraceEvent>& events,
 }
 
 // The columns of all events that change something.
-struct Columns {
+struct TimelineColumns {
   std::vector<const TraceEvent*> changes;
   std::vector<uint64_t> live;
   std::vector<uint64_t> requested;
   std::map<uint32_t, size_t> highest_of_owner;  // index of its highest point
 };
 
-Columns Follow(const std::vector<TraceEvent>& events, uint64_t live,
-               Ledger ledger) {
-  Columns columns;
+TimelineColumns Follow(const std::vector<TraceEvent>& events, uint64_t live,
+                       Ledger ledger) {
+  TimelineColumns columns;
   std::map<uint32_t, uint64_t> highest;
   for (const TraceEvent& event : events) {
     if (!ledger.Apply(event)) continue;
@@ -178,7 +178,8 @@ Columns Follow(const std::vector<TraceEvent>& events, uint64_t live,
 }
 
 // The indices to keep, in order.
-std::set<size_t> ChoosePoints(const Columns& columns, size_t most_points) {
+std::set<size_t> ChoosePoints(const TimelineColumns& columns,
+                              size_t most_points) {
   std::set<size_t> kept;
   const size_t count = columns.changes.size();
   const size_t stretches = std::min(count, most_points / 6);
@@ -229,7 +230,7 @@ Timeline BuildTimeline(const std::vector<TraceEvent>& events, uint64_t dropped,
   }
 
   Ledger ledger(Beginning(events, dropped, now));
-  const Columns columns = Follow(events, LiveBefore(events), ledger);
+  const TimelineColumns columns = Follow(events, LiveBefore(events), ledger);
   const std::set<size_t> kept = ChoosePoints(columns, most_points);
   for (size_t i = 0; i < columns.changes.size(); ++i) {
     ledger.Apply(*columns.changes[i]);

@@ -22,6 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "loader/compressed_tensors_config.h"
+#include "loader/packed_words.h"
 #include "loader/scaled_module_readers.h"
 #include "loader/tensor_errors.h"
 #include "quire/alloc/quote.h"
@@ -34,7 +35,6 @@ using Strategy = CompressedScheme::Strategy;
 
 constexpr std::string_view kPackedSuffix = ".weight_packed";
 constexpr std::string_view kPlainSuffix = ".weight";
-constexpr uint64_t kWordBits = 32;
 
 const char* StrategyName(Strategy strategy) {
   switch (strategy) {

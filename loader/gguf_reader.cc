@@ -28,10 +28,10 @@ static_assert(std::endian::native == std::endian::little);
 constexpr std::array<char, 4> kMagic = {'G', 'G', 'U', 'F'};
 constexpr uint32_t kMinVersion = 2;
 constexpr uint32_t kMaxVersion = 3;
-constexpr uint64_t kMaxNameSize = 65535;  // the format's limit for keys
-constexpr uint32_t kMaxRank = 4;          // ggml's
+constexpr uint64_t kMaxNameSize = 65535;    // the format's limit for keys
+constexpr uint32_t kMaxGgufDimensions = 4;  // ggml's
 constexpr int kMaxArrayDepth = 8;
-constexpr uint64_t kDefaultAlignment = 32;
+constexpr uint64_t kDefaultGgufAlignment = 32;
 // What one entry costs beyond the text of its name: nodes, small buffers.
 constexpr uint64_t kPairMemory = 160;
 constexpr uint64_t kStringMemory = 48;
@@ -162,7 +162,7 @@ absl::StatusOr<json> ReadMetadata(GgufCursor& cursor, uint64_t pairs) {
 
 absl::StatusOr<uint64_t> AlignmentOf(GgufCursor& cursor, const json& metadata) {
   const auto found = metadata.find("general.alignment");
-  if (found == metadata.end()) return kDefaultAlignment;
+  if (found == metadata.end()) return kDefaultGgufAlignment;
   cursor.SetSubject("key \"general.alignment\"");
   if (!found->is_number_unsigned() || !IsPowerOfTwo(found->get<uint64_t>()) ||
       found->get<uint64_t>() > UINT32_MAX)
@@ -242,9 +242,9 @@ absl::StatusOr<TensorInfo> ReadTensorInfo(GgufCursor& cursor) {
   if (tensor.name.empty()) return cursor.Error("the name is empty");
   cursor.SetSubject(absl::StrCat("tensor ", Quoted(tensor.name)));
   QUIRE_ASSIGN_OR_RETURN(const uint32_t rank, cursor.Read<uint32_t>());
-  if (rank > kMaxRank)
+  if (rank > kMaxGgufDimensions)
     return cursor.Error(absl::StrCat(
-        "has ", rank, " dimensions; the format allows ", kMaxRank));
+        "has ", rank, " dimensions; the format allows ", kMaxGgufDimensions));
   for (uint32_t i = 0; i < rank; ++i) {
     QUIRE_ASSIGN_OR_RETURN(const uint64_t dimension, cursor.Read<uint64_t>());
     tensor.shape.insert(tensor.shape.begin(), dimension);

@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "loader/packed_words.h"
 #include "loader/tensor_errors.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/gptq.h"
@@ -20,12 +21,7 @@ namespace {
 
 constexpr uint64_t kAwqColumns = 8;  // of a word of AWQ
 constexpr std::string_view kQweightSuffix = ".qweight";
-constexpr uint64_t kWordBits = 32;
 constexpr int64_t kUsualGroupSize = 128;
-
-uint64_t CeilDivide(uint64_t n, uint64_t divisor) {
-  return n / divisor + (n % divisor != 0 ? 1 : 0);
-}
 
 // Words that `codes` take: every 32 codes are `bits` words.
 std::optional<uint64_t> WordsFor(uint64_t codes, int bits) {

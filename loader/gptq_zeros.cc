@@ -4,17 +4,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "loader/packed_words.h"
 #include "quire/loader/gptq.h"
 
 namespace quire {
 namespace {
 
-constexpr uint64_t kWordBits = 32;
-
 // Words of a row of qzeros with `code` in every one of `columns` fields, and
 // zeros behind them: one little-endian bit string.
 std::vector<uint32_t> UniformRow(uint32_t code, uint64_t columns, int bits) {
-  std::vector<uint32_t> row((columns * bits + kWordBits - 1) / kWordBits, 0);
+  std::vector<uint32_t> row(CeilDivide(columns * bits, kWordBits), 0);
   for (uint64_t column = 0; column < columns; ++column) {
     const uint64_t first_bit = column * static_cast<uint64_t>(bits);
     const uint64_t shifted = uint64_t{code} << (first_bit % kWordBits);
@@ -54,7 +53,7 @@ ZeroConvention DetectZeroConvention(const uint32_t* words, uint64_t groups,
 uint64_t CountWrappedZeros(const uint32_t* words, uint64_t groups,
                            uint64_t out_features, int bits) {
   const auto width = static_cast<uint64_t>(bits);
-  const uint64_t row_words = (out_features * width + kWordBits - 1) / kWordBits;
+  const uint64_t row_words = CeilDivide(out_features * width, kWordBits);
   const uint64_t mask = (uint64_t{1} << bits) - 1;
   uint64_t count = 0;
   for (uint64_t group = 0; group < groups; ++group) {

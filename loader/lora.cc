@@ -37,7 +37,7 @@ struct Suffix {
   bool embedding = false;
   bool copied = false;
 };
-constexpr std::array<Suffix, 11> kSuffixes = {{
+constexpr std::array<Suffix, 11> kLoraSuffixes = {{
     {".lora_A", ".weight", &LoraModule::a},
     {".lora_B", ".weight", &LoraModule::b},
     {".lora_B", ".bias", &LoraModule::b_bias},
@@ -69,7 +69,7 @@ bool Split(std::string_view name, const Suffix& suffix,
 
 ParsedName Parse(std::string_view name) {
   ParsedName parsed;
-  for (const Suffix& suffix : kSuffixes) {
+  for (const Suffix& suffix : kLoraSuffixes) {
     if (!Split(name, suffix, &parsed.module)) continue;
     // A part of an adapter that is not in the table is no module of the model.
     if (parsed.module.find(".lora_") == std::string_view::npos)

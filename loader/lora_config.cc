@@ -18,9 +18,9 @@ namespace quire {
 namespace {
 
 // Beyond any layer's size, and small enough for products of two.
-constexpr uint64_t kMaxRank = 1 << 20;
+constexpr uint64_t kMaxLoraRank = 1 << 20;
 // Every pattern is tried on every module until one matches.
-constexpr size_t kMaxPatterns = 4096;
+constexpr size_t kMaxRankPatterns = 4096;
 
 // Features that change what a module computes.
 struct Feature {
@@ -144,7 +144,7 @@ absl::StatusOr<LoraConfig> LoraConfig::Read(
 
 absl::Status LoraConfig::ReadScales(const JsonFields& fields,
                                     const std::string& path) {
-  QUIRE_ASSIGN_OR_RETURN(rank_, fields.GetUintOr("r", rank_, 1, kMaxRank));
+  QUIRE_ASSIGN_OR_RETURN(rank_, fields.GetUintOr("r", rank_, 1, kMaxLoraRank));
   QUIRE_ASSIGN_OR_RETURN(alpha_, fields.GetDoubleOr("lora_alpha", alpha_));
   QUIRE_ASSIGN_OR_RETURN(scale_by_root_, fields.GetBoolOr("use_rslora", false));
   // The first pattern that matches counts, so their order does.
@@ -153,9 +153,9 @@ absl::Status LoraConfig::ReadScales(const JsonFields& fields,
     if (!fields.Has(field)) return absl::OkStatus();
     QUIRE_ASSIGN_OR_RETURN(const JsonFields patterns, fields.GetObject(field));
     QUIRE_ASSIGN_OR_RETURN(const JsonFile ordered, ReadJsonFile(path, field));
-    if (ordered.ordered_keys.size() > kMaxPatterns)
+    if (ordered.ordered_keys.size() > kMaxRankPatterns)
       return fields.Error(
-          field, absl::StrCat("has more than ", kMaxPatterns, " patterns"));
+          field, absl::StrCat("has more than ", kMaxRankPatterns, " patterns"));
     for (const std::string& key : ordered.ordered_keys) {
       QUIRE_ASSIGN_OR_RETURN(
           ModulePattern pattern,
@@ -167,7 +167,7 @@ absl::Status LoraConfig::ReadScales(const JsonFields& fields,
   };
   QUIRE_RETURN_IF_ERROR(
       read("rank_pattern", &ranks_, [](const JsonFields& f, const auto& key) {
-        return f.GetUint(key, 1, kMaxRank);
+        return f.GetUint(key, 1, kMaxLoraRank);
       }));
   return read(
       "alpha_pattern", &alphas_,

@@ -18,7 +18,7 @@ using Text = SafetensorsEntries::Text;
 constexpr std::string_view kMetadataName = "__metadata__";
 // Limits of ours, far beyond any model: they bound the memory that a header can
 // cost before it is known to be good. The first is NumPy's.
-constexpr size_t kMaxRank = 64;
+constexpr size_t kMaxTensorRank = 64;
 constexpr size_t kMaxDimensions = 8 << 20;
 constexpr size_t kMaxMetadataKeys = 1 << 20;
 // {"dtype":"F4","shape":[],"data_offsets":[0,0]} and a name of one letter.
@@ -46,9 +46,9 @@ class HeaderHandler : public JsonHandler {
   bool number_unsigned(number_unsigned_t value) override {
     if (state_ != State::kNumbers) return Value("a number");
     if (field_ == Field::kShape) {
-      if (entry_.rank == kMaxRank)
-        return FailEntry(
-            absl::StrCat("\"shape\" has more than ", kMaxRank, " dimensions"));
+      if (entry_.rank == kMaxTensorRank)
+        return FailEntry(absl::StrCat("\"shape\" has more than ",
+                                      kMaxTensorRank, " dimensions"));
       if (out_.dimensions.size() == kMaxDimensions)
         return FailEntry(absl::StrCat("more than ", kMaxDimensions,
                                       " dimensions up to here"));

@@ -178,7 +178,7 @@ absl::StatusOr<Layout> MakeLayout(
   return layout;
 }
 
-std::string FolderOf(const std::string& path) {
+std::string FolderToSync(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
@@ -286,7 +286,7 @@ class SafetensorsWriter::Impl {
           errno, absl::StrCat("cannot rename ", temporary_, " to ", path_));
     }
     finished_ = true;
-    return SyncFolder(FolderOf(path_));
+    return SyncFolder(FolderToSync(path_));
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
+#include "loader/packed_words.h"
 #include "loader/scaled_module_readers.h"
 #include "loader/tensor_errors.h"
 #include "quire/alloc/quote.h"
@@ -22,10 +23,6 @@ bool IsGrid(const std::vector<uint64_t>& shape, uint64_t rows,
   if (shape == std::vector<uint64_t>{rows, columns}) return true;
   if (columns == 1 && shape == std::vector<uint64_t>{rows}) return true;
   return rows == 1 && columns == 1 && shape.empty();
-}
-
-uint64_t CeilDivide(uint64_t n, uint64_t divisor) {
-  return n / divisor + (n % divisor != 0 ? 1 : 0);
 }
 
 }  // namespace

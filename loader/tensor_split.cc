@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "loader/packed_words.h"
 #include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
 
-constexpr uint64_t kWordBits = 32;
 constexpr uint64_t kWordBytes = 4;
 // Rows and columns of AWQ that are repacked together.
 constexpr uint64_t kAwqSquare = 8;
@@ -22,10 +22,6 @@ struct Range {
   uint64_t end = 0;
   uint64_t size() const { return end - begin; }
 };
-
-uint64_t CeilDivide(uint64_t n, uint64_t divisor) {
-  return n / divisor + (n % divisor != 0 ? 1 : 0);
-}
 
 // What a share may not cut, and why.
 struct Unit {

@@ -73,7 +73,7 @@ constexpr TensorNames kGgufNames = {
 
 // transformers' models/*/configuration_*.py and modeling_*.py, llama.cpp's
 // convert_hf_to_gguf.py.
-constexpr std::array<FamilyTraits, 3> kFamilies = {{
+constexpr std::array<FamilyTraits, 3> kFamilyTraits = {{
     {.model_type = "llama",
      .gguf_architecture = "llama",
      .transformers_class = "LlamaForCausalLM",
@@ -135,7 +135,7 @@ const TensorNames& NamesOf(const std::vector<LoraModule>& modules) {
 }
 
 const FamilyTraits* FindFamily(CheckpointFormat format, std::string_view name) {
-  for (const FamilyTraits& family : kFamilies) {
+  for (const FamilyTraits& family : kFamilyTraits) {
     if (name == (format == CheckpointFormat::kGguf ? family.gguf_architecture
                                                    : family.model_type))
       return &family;
@@ -145,7 +145,7 @@ const FamilyTraits* FindFamily(CheckpointFormat format, std::string_view name) {
 
 std::string SupportedFamilies() {
   std::string names;
-  for (const FamilyTraits& family : kFamilies)
+  for (const FamilyTraits& family : kFamilyTraits)
     absl::StrAppend(&names, names.empty() ? "" : ", ", family.model_type);
   return names;
 }

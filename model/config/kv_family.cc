@@ -7,7 +7,7 @@ namespace {
 
 // Mistral's, and Mixtral's, GGUF files are of llama.cpp's "llama", DeepSeek
 // V3's and Kimi K2's of its "deepseek2".
-constexpr KvFamily kFamilies[] = {
+constexpr KvFamily kKvFamilies[] = {
     {.model_type = "llama",
      .gguf_architecture = "llama",
      .max_positions = 2048,
@@ -243,13 +243,13 @@ constexpr KvFamily kFamilies[] = {
 }  // namespace
 
 const KvFamily* FindKvFamily(std::string_view model_type) {
-  for (const KvFamily& family : kFamilies)
+  for (const KvFamily& family : kKvFamilies)
     if (model_type == family.model_type) return &family;
   return nullptr;
 }
 
 const KvFamily* FindGgufKvFamily(std::string_view architecture) {
-  for (const KvFamily& family : kFamilies)
+  for (const KvFamily& family : kKvFamilies)
     if (family.gguf_architecture != nullptr &&
         architecture == family.gguf_architecture)
       return &family;
@@ -258,14 +258,14 @@ const KvFamily* FindGgufKvFamily(std::string_view architecture) {
 
 std::string KnownKvFamilies() {
   std::string names;
-  for (const KvFamily& family : kFamilies)
+  for (const KvFamily& family : kKvFamilies)
     absl::StrAppend(&names, names.empty() ? "" : ", ", family.model_type);
   return names;
 }
 
 std::string KnownGgufKvFamilies() {
   std::string names;
-  for (const KvFamily& family : kFamilies)
+  for (const KvFamily& family : kKvFamilies)
     if (family.gguf_architecture != nullptr)
       absl::StrAppend(&names, names.empty() ? "" : ", ",
                       family.gguf_architecture);

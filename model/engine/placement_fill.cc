@@ -8,7 +8,7 @@
 namespace quire {
 namespace {
 
-constexpr size_t kEmbedding = 0;
+constexpr size_t kEmbeddingBlock = 0;
 
 // A part and those that share bytes with it.
 struct Group {
@@ -173,7 +173,7 @@ class Filler {
   bool FillTiers(std::vector<Group> rest) {
     // The rows of an embedding are read from the host at no cost.
     std::stable_partition(rest.begin(), rest.end(), [&](const Group& group) {
-      return group.blocks == std::vector<size_t>{kEmbedding};
+      return group.blocks == std::vector<size_t>{kEmbeddingBlock};
     });
     Bytes on_host;
     Bytes on_disk;
@@ -242,7 +242,8 @@ std::vector<Group> OrderForCopies(std::vector<Group> groups, bool layers_first,
                                   Bytes head, Bytes host) {
   const auto rank = [&](const Group& group) {
     if (group.layer) return layers_first ? 0 : 1;
-    if (group.blocks == std::vector<size_t>{kEmbedding} && group.size <= host)
+    if (group.blocks == std::vector<size_t>{kEmbeddingBlock} &&
+        group.size <= host)
       return 3;
     return group.size < head ? 2 : layers_first ? 1 : 0;
   };
@@ -257,8 +258,8 @@ Copies CopiesOf(std::span<const PlacementBlock> blocks, const DeviceMap& map) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (map.places[i] == kDiskPlace)
       copies.from_disk = SaturatingAdd(copies.from_disk, blocks[i].size);
-    const bool tied = blocks.back().tied_to == kEmbedding;
-    if (map.places[i] == kHostPlace && (i != kEmbedding || tied))
+    const bool tied = blocks.back().tied_to == kEmbeddingBlock;
+    if (map.places[i] == kHostPlace && (i != kEmbeddingBlock || tied))
       copies.from_host = SaturatingAdd(copies.from_host, blocks[i].size);
   }
   return copies;

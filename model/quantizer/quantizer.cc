@@ -23,7 +23,7 @@
 namespace quire {
 namespace {
 
-double Seconds() {
+double NowInSeconds() {
   return std::chrono::duration<double>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
@@ -247,7 +247,7 @@ absl::Status WriteModel(Session& source,
                         const QuantizeOptions& options,
                         const PlainTensors& plain, SafetensorsWriter* writer,
                         QuantizeReport* report) {
-  const double start = Seconds();
+  const double start = NowInSeconds();
   const ModelConfig& config = source.config();
   ModelConfig exported = config;
   exported.rope.pairing = RopePairing::kHalf;
@@ -290,7 +290,7 @@ absl::Status WriteModel(Session& source,
       QUIRE_RETURN_IF_ERROR(pass->Advance(quantized->layer()));
     QUIRE_RETURN_IF_ERROR(parts.Release(part++));
     if (options.progress)
-      options.progress({i + 1, config.layers, Seconds() - start});
+      options.progress({i + 1, config.layers, NowInSeconds() - start});
   }
 
   QUIRE_RETURN_IF_ERROR(parts.Acquire(part));
@@ -306,7 +306,7 @@ absl::StatusOr<QuantizeReport> WriteCheckpoint(
     Session& source, const Tokenizer* tokenizer, const std::string& folder,
     std::span<const std::vector<TokenId>> calibration,
     const QuantizeOptions& options) {
-  const double start = Seconds();
+  const double start = NowInSeconds();
   const PlainTensors plain(source);
   const std::vector<SafetensorsEntry> entries = Entries(source, plain, options);
   QUIRE_ASSIGN_OR_RETURN(
@@ -329,7 +329,7 @@ absl::StatusOr<QuantizeReport> WriteCheckpoint(
     report.calibration_tokens += sequence.size();
   report.bytes = TotalBytes(entries);
   report.layer = LayerMemory(source.config(), options, source.pool().threads());
-  report.seconds = Seconds() - start;
+  report.seconds = NowInSeconds() - start;
   return report;
 }
 

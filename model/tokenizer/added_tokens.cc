@@ -5,16 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "model/tokenizer/absl_view.h"
 #include "model/tokenizer/unicode.h"
 #include "quire/alloc/quote.h"
 #include "quire/alloc/status_macros.h"
 
 namespace quire {
 namespace {
-
-absl::string_view View(std::string_view text) {
-  return absl::string_view(text.data(), text.size());
-}
 
 uint64_t EdgeKey(uint32_t node, char byte) {
   return (static_cast<uint64_t>(node) << 8) | static_cast<uint8_t>(byte);
@@ -124,7 +121,7 @@ absl::StatusOr<AddedTokens> AddedTokens::Create(std::vector<AddedToken> tokens,
 }
 
 std::optional<TokenId> AddedTokens::Find(std::string_view content) const {
-  const auto it = ids_.find(View(content));
+  const auto it = ids_.find(AbslView(content));
   if (it == ids_.end()) return std::nullopt;
   return it->second;
 }
@@ -138,7 +135,7 @@ const std::string* AddedTokens::DecodedForm(TokenId id) const {
 }
 
 bool AddedTokens::IsSpecial(std::string_view token) const {
-  return special_.contains(View(token));
+  return special_.contains(AbslView(token));
 }
 
 std::vector<AddedTokens::Span> AddedTokens::Split(const StringSet& set,

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "model/tokenizer/absl_view.h"
 #include "model/tokenizer/byte_level.h"
 #include "model/tokenizer/unicode.h"
 #include "quire/alloc/quote.h"
@@ -14,10 +15,6 @@
 
 namespace quire {
 namespace {
-
-absl::string_view View(std::string_view text) {
-  return absl::string_view(text.data(), text.size());
-}
 
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
@@ -137,7 +134,7 @@ absl::Status Bpe::ResolveSpecialTokens() {
 }
 
 std::optional<TokenId> Bpe::Find(std::string_view token) const {
-  const auto it = ids_.find(View(token));
+  const auto it = ids_.find(AbslView(token));
   if (it == ids_.end()) return std::nullopt;
   return it->second;
 }

@@ -12,10 +12,6 @@
 namespace quire {
 namespace {
 
-constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
-// Sequences in sequences.
-constexpr int kMaxDepth = 16;
-
 class StringSink : public TextSink {
  public:
   explicit StringSink(std::string* out) : out_(out) {}
@@ -248,12 +244,13 @@ class MetaspaceStage : public Stage {
   const bool fused_;
 };
 
-class Parser {
+class DecoderParser {
  public:
   absl::Status Parse(const JsonReader& json, int depth) {
     QUIRE_ASSIGN_OR_RETURN(const std::string type, json.String("type"));
     if (type == "Sequence") {
-      if (depth == kMaxDepth) return json.Unsupported("such deep nesting");
+      if (depth == kMaxSequenceDepth)
+        return json.Unsupported("such deep nesting");
       QUIRE_ASSIGN_OR_RETURN(const std::vector<JsonReader> elements,
                              json.Array("decoders"));
       for (const JsonReader& element : elements) {
@@ -363,7 +360,7 @@ std::string DecodeRun::Finish() {
 }
 
 absl::StatusOr<TokenDecoder> TokenDecoder::Parse(const JsonReader& json) {
-  Parser parser;
+  DecoderParser parser;
   QUIRE_RETURN_IF_ERROR(parser.Parse(json, 0));
   TokenDecoder decoder;
   decoder.joins_with_spaces_ = false;

@@ -14,6 +14,10 @@
 
 namespace quire {
 
+// How deep components may lie in one another (Sequence), as nested calls read
+// them.
+inline constexpr int kMaxSequenceDepth = 16;
+
 // A view of one value; the document must outlive it. An absent field and null
 // are the same, as they are to serde's Option.
 class JsonReader {

@@ -13,10 +13,7 @@
 namespace quire {
 namespace {
 
-using Result = absl::StatusOr<std::unique_ptr<Normalizer>>;
-
-// Sequences in sequences.
-constexpr int kMaxDepth = 16;
+using NormalizerResult = absl::StatusOr<std::unique_ptr<Normalizer>>;
 
 class UnicodeForm : public Normalizer {
  public:
@@ -146,9 +143,9 @@ void AppendApart(char32_t c, std::string* out) {
   if (ideograph) *out += ' ';
 }
 
-class Sequence : public Normalizer {
+class NormalizerSequence : public Normalizer {
  public:
-  explicit Sequence(std::vector<std::unique_ptr<Normalizer>> parts)
+  explicit NormalizerSequence(std::vector<std::unique_ptr<Normalizer>> parts)
       : parts_(std::move(parts)) {}
   void Normalize(std::string* text) const override {
     for (const auto& part : parts_) part->Normalize(text);
@@ -158,7 +155,7 @@ class Sequence : public Normalizer {
   const std::vector<std::unique_ptr<Normalizer>> parts_;
 };
 
-Result ParseBert(const JsonReader& json) {
+NormalizerResult ParseBert(const JsonReader& json) {
   QUIRE_ASSIGN_OR_RETURN(const bool clean, json.BoolOr("clean_text", true));
   QUIRE_ASSIGN_OR_RETURN(const bool apart,
                          json.BoolOr("handle_chinese_chars", true));
@@ -175,10 +172,10 @@ Result ParseBert(const JsonReader& json) {
     }));
   }
   if (lowercase) parts.push_back(EveryCharacter(AppendLowercase));
-  return std::make_unique<Sequence>(std::move(parts));
+  return std::make_unique<NormalizerSequence>(std::move(parts));
 }
 
-Result Parse(const JsonReader& json, int depth) {
+NormalizerResult Parse(const JsonReader& json, int depth) {
   QUIRE_ASSIGN_OR_RETURN(const std::string type, json.String("type"));
   if (type == "NFC") {
     return std::make_unique<UnicodeForm>(NormalizationForm::kNfc);
@@ -217,20 +214,23 @@ Result Parse(const JsonReader& json, int depth) {
     return std::make_unique<Strip>(left, right);
   }
   if (type == "Sequence") {
-    if (depth == kMaxDepth) return json.Unsupported("such deep nesting");
+    if (depth == kMaxSequenceDepth)
+      return json.Unsupported("such deep nesting");
     QUIRE_ASSIGN_OR_RETURN(const std::vector<JsonReader> elements,
                            json.Array("normalizers"));
     std::vector<std::unique_ptr<Normalizer>> parts;
     for (const JsonReader& element : elements) {
       QUIRE_ASSIGN_OR_RETURN(parts.emplace_back(), Parse(element, depth + 1));
     }
-    return std::make_unique<Sequence>(std::move(parts));
+    return std::make_unique<NormalizerSequence>(std::move(parts));
   }
   return json.Unsupported("the normalizer " + type);
 }
 
 }  // namespace
 
-Result ParseNormalizer(const JsonReader& json) { return Parse(json, 0); }
+NormalizerResult ParseNormalizer(const JsonReader& json) {
+  return Parse(json, 0);
+}
 
 }  // namespace quire

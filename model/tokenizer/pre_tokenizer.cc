@@ -13,10 +13,7 @@
 namespace quire {
 namespace {
 
-using Result = absl::StatusOr<std::unique_ptr<PreTokenizer>>;
-
-// Sequences in sequences.
-constexpr int kMaxDepth = 16;
+using PreTokenizerResult = absl::StatusOr<std::unique_ptr<PreTokenizer>>;
 
 constexpr std::string_view kGpt2Pattern =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
@@ -300,9 +297,10 @@ class Metaspace : public PreTokenizer {
   const bool split_;
 };
 
-class Sequence : public PreTokenizer {
+class PreTokenizerSequence : public PreTokenizer {
  public:
-  explicit Sequence(std::vector<std::unique_ptr<PreTokenizer>> parts)
+  explicit PreTokenizerSequence(
+      std::vector<std::unique_ptr<PreTokenizer>> parts)
       : parts_(std::move(parts)) {}
   void PreTokenize(std::vector<TextPiece>* pieces) const override {
     for (const auto& part : parts_) part->PreTokenize(pieces);
@@ -312,13 +310,13 @@ class Sequence : public PreTokenizer {
   const std::vector<std::unique_ptr<PreTokenizer>> parts_;
 };
 
-class Parser {
+class PreTokenizerParser {
  public:
   // `text_is_rewritten`: pieces may differ from the input.
-  explicit Parser(bool text_is_rewritten)
+  explicit PreTokenizerParser(bool text_is_rewritten)
       : text_is_rewritten_(text_is_rewritten) {}
 
-  Result Parse(const JsonReader& json, int depth) {
+  PreTokenizerResult Parse(const JsonReader& json, int depth) {
     QUIRE_ASSIGN_OR_RETURN(const std::string type, json.String("type"));
     if (type == "ByteLevel") return ParseByteLevel(json);
     if (type == "Split") return ParseSplit(json);
@@ -348,7 +346,7 @@ class Parser {
           parts.emplace_back(),
           SplitAt(static_cast<bool (*)(char32_t)>(IsPunctuation),
                   Behavior::kIsolated));
-      return std::make_unique<Sequence>(std::move(parts));
+      return std::make_unique<PreTokenizerSequence>(std::move(parts));
     }
     if (type == "FixedLength") {
       QUIRE_ASSIGN_OR_RETURN(const int64_t length,
@@ -362,25 +360,26 @@ class Parser {
                      Behavior::kRemoved);
     }
     if (type == "Sequence") {
-      if (depth == kMaxDepth) return json.Unsupported("such deep nesting");
+      if (depth == kMaxSequenceDepth)
+        return json.Unsupported("such deep nesting");
       QUIRE_ASSIGN_OR_RETURN(const std::vector<JsonReader> elements,
                              json.Array("pretokenizers"));
       std::vector<std::unique_ptr<PreTokenizer>> parts;
       for (const JsonReader& element : elements) {
         QUIRE_ASSIGN_OR_RETURN(parts.emplace_back(), Parse(element, depth + 1));
       }
-      return std::make_unique<Sequence>(std::move(parts));
+      return std::make_unique<PreTokenizerSequence>(std::move(parts));
     }
     return json.Unsupported("the pre-tokenizer " + type);
   }
 
  private:
   template <typename Predicate>
-  static Result SplitAt(Predicate predicate, Behavior behavior) {
+  static PreTokenizerResult SplitAt(Predicate predicate, Behavior behavior) {
     return std::make_unique<SplitAtCharacters<Predicate>>(predicate, behavior);
   }
 
-  Result ParseByteLevel(const JsonReader& json) {
+  PreTokenizerResult ParseByteLevel(const JsonReader& json) {
     QUIRE_ASSIGN_OR_RETURN(const bool add_prefix_space,
                            json.BoolOr("add_prefix_space", true));
     QUIRE_ASSIGN_OR_RETURN(const bool use_regex,
@@ -393,7 +392,7 @@ class Parser {
     return std::make_unique<ByteLevel>(add_prefix_space, std::move(pattern));
   }
 
-  static Result ParseSplit(const JsonReader& json) {
+  static PreTokenizerResult ParseSplit(const JsonReader& json) {
     QUIRE_ASSIGN_OR_RETURN(TextPattern pattern,
                            TextPattern::FromJson(json, "pattern"));
     QUIRE_ASSIGN_OR_RETURN(const Behavior behavior,
@@ -402,7 +401,7 @@ class Parser {
     return std::make_unique<Split>(std::move(pattern), behavior, invert);
   }
 
-  Result ParseMetaspace(const JsonReader& json) {
+  PreTokenizerResult ParseMetaspace(const JsonReader& json) {
     QUIRE_ASSIGN_OR_RETURN(const char32_t replacement,
                            json.Character("replacement"));
     QUIRE_ASSIGN_OR_RETURN(const bool add_prefix_space,
@@ -437,8 +436,9 @@ class Parser {
 
 }  // namespace
 
-Result ParsePreTokenizer(const JsonReader& json, bool has_normalizer) {
-  return Parser(has_normalizer).Parse(json, 0);
+PreTokenizerResult ParsePreTokenizer(const JsonReader& json,
+                                     bool has_normalizer) {
+  return PreTokenizerParser(has_normalizer).Parse(json, 0);
 }
 
 }  // namespace quire

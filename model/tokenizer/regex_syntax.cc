@@ -15,7 +15,7 @@ namespace quire {
 namespace {
 
 // Nesting of groups and classes; PCRE2's own limit is 250.
-constexpr int kMaxDepth = 100;
+constexpr int kMaxNesting = 100;
 
 // Oniguruma's \w: letters, marks, numbers that are letters or digits,
 // connectors, circled letters, and six Latin-1 numbers that its table has.
@@ -133,7 +133,7 @@ class Translator {
 
   // Up to the end of the pattern or of the group.
   absl::Status Alternatives(int depth) {
-    if (depth > kMaxDepth) return Unsupported("such deep nesting");
+    if (depth > kMaxNesting) return Unsupported("such deep nesting");
     bool have_atom = false;  // something that a quantifier can follow
     while (!AtEnd() && !Looking(")")) {
       if (std::string_view("*+?{").find(pattern_[position_]) !=
@@ -384,7 +384,7 @@ class Translator {
 
   // Up to and with "]". A class inside a class is a part of the union.
   absl::Status ClassItems(int depth) {
-    if (depth > kMaxDepth) return Unsupported("such deep nesting");
+    if (depth > kMaxNesting) return Unsupported("such deep nesting");
     if (Looking("]")) return Unsupported("']' first in a class");
     while (!Accept("]")) {
       if (AtEnd()) return Invalid("a '[' without ']'");

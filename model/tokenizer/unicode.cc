@@ -10,9 +10,6 @@
 
 namespace quire {
 namespace {
-
-constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
-
 // U+180E was white space until Unicode 6.3, and is to PCRE2 to this day. The
 // other is of its category (Cf), its length, and white space to nobody.
 constexpr char32_t kMongolianVowelSeparator = 0x180E;

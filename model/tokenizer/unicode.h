@@ -29,6 +29,8 @@ Utf8Step NextUtf8(std::string_view text, size_t position);
 
 bool IsUtf8(std::string_view text);
 
+inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
+
 // Every kInvalid and kCut step becomes one U+FFFD, as Rust's from_utf8_lossy.
 std::string RepairUtf8(std::string_view text);
 

@@ -5,6 +5,7 @@
 #ifndef QUIRE_ALLOC_INTERNAL_CHECKS_H_
 #define QUIRE_ALLOC_INTERNAL_CHECKS_H_
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 
@@ -17,6 +18,10 @@ inline constexpr bool kInternalChecks = true;
 #else
 inline constexpr bool kInternalChecks = false;
 #endif
+
+// Checking builds walk everything after every mutation while that is cheap, and
+// after one in so many beyond.
+inline constexpr uint64_t kMutationsPerCheck = 64;
 
 // Ends a checking build at the first broken invariant: whatever came after
 // would hide where it broke.
