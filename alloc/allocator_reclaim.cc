@@ -76,7 +76,9 @@ bool DeviceAllocator::Impl::FlushClass(const OwnerHeap& heap,
   StopCaches(holders);
   for (ThreadCache* const cache : holders) {
     std::vector<CachedSlot> drained;
-    cache->DrainClass(size_class, slot_size, cache->CountOf(size_class),
+    // Not all: it would come back for them at once.
+    cache->DrainClass(size_class, slot_size,
+                      static_cast<uint32_t>(cache->CountOf(size_class) - most),
                       &drained);
     PutBack(*cache, drained);
   }
