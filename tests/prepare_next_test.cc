@@ -106,8 +106,9 @@ INSTANTIATE_TEST_SUITE_P(Caches, PrepareNextTest,
 TEST(PrepareNextCallsTest, NoStepThatDecodesWaitsForTheDriver) {
   const Texts prompts = SomePrompts();
   for (const uint32_t layers_per_row : {0, 1}) {
-    const SessionOptions options =
+    SessionOptions options =
         OptionsOf({KvCacheKind::kContiguous, 16, layers_per_row});
+    options.page_ahead = 0;
     {
       World world(options);
       const EngineStatistics without =
@@ -152,7 +153,8 @@ TEST(PrepareNextSwapTest, SequencesComeBackWhileTheDeviceComputes) {
   for (const bool prepare : {false, true}) {
     SessionOptions options = TightOptions({KvCacheKind::kContiguous, 16, 0});
     options.swap_space = MiB(4);
-    World world(prepare ? Ahead(options) : options);
+    options.page_ahead = prepare ? 8 : 0;
+    World world(options);
     const Outcome run =
         Continue(*world.session, prompts, 40, {.prepare_next = prepare});
     EXPECT_EQ(run.continuations, expected);

@@ -108,14 +108,14 @@ void AddKvCacheOptions(CLI::App* app, SessionOptions* options) {
   app->add_option("--page-ahead", options->page_ahead,
                   "Steps that pages are mapped ahead at most, while the device "
                   "computes, with --kv-cache contiguous: who comes next is "
-                  "then admitted meanwhile too; 0: a step does all of that")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+                  "then admitted meanwhile too; 0: a step does all of that [8, "
+                  "and 0 with other caches]")
+      ->check(CLI::Range(0, 1024));
   app->add_option("--max-parked", options->max_parked,
                   "The part of the memory for keys and values that stays "
                   "mapped behind sequences that have ended, beside what is "
-                  "kept for prompts, with --kv-cache contiguous [1, and 0 with "
-                  "--page-ahead]")
+                  "kept for prompts, with --kv-cache contiguous [0, and 1 with "
+                  "--page-ahead 0]")
       ->check(CLI::Range(0.0, 1.0));
   AddBytesOption(app, "--swap-space", &options->swap_space,
                  "Pinned host memory for sequences that have to give way, with "

@@ -36,7 +36,7 @@ absl::StatusOr<DeviceLayers> LayOut(const ModelConfig& config, DeviceId device,
 // The pages that may stay mapped behind sequences that have ended.
 PageCount MaxParked(const DeviceMemory& memory, const SessionOptions& options) {
   const double part =
-      options.max_parked.value_or(options.page_ahead > 0 ? 0 : 1);
+      options.max_parked.value_or(options.PageAhead() > 0 ? 0 : 1);
   if (part == 1) return kAllParked;
   const Bytes free = memory.GetStatistics().growable;
   return PageCount(static_cast<uint64_t>(
@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CreatePart(
           {.max_sequence_length = max_sequence_length,
            .max_sequences = options.max_sequences,
            .owner = owner,
-           .page_ahead = {.max_steps = options.page_ahead, .clock = nullptr},
+           .page_ahead = {.max_steps = options.PageAhead(), .clock = nullptr},
            .limit = options.kv_limit,
            .eager_reclaim = max_parked.zero(),
            .max_parked = max_parked,

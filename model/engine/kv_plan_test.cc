@@ -119,7 +119,8 @@ TEST(KvPlanTest, TheLayoutIsWhatTheOptionsSay) {
   SessionOptions options = Options();
   options.layers_per_row = kAutoLayersPerRow;
   options.kv_workload.mean_tokens = 1366;
-  // The table of docs/kv_row.md.
+  // The table of docs/kv_row.md, which counts no pages ahead.
+  options.page_ahead = 0;
   const KvPlan plan = Plan(ConfigOf("qwen3-8b"), options);
   EXPECT_EQ(plan.layers_per_row, 12u);
   EXPECT_EQ(plan.layouts.options.layers_per_row, 12u);

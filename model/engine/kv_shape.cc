@@ -34,7 +34,7 @@ EngineOptions SessionOptions::ForEngine() const {
   return {.max_sequences = max_sequences,
           .victim_policy = victim_policy,
           .batch_limit = batch_limit,
-          .prepare_next = page_ahead > 0};
+          .prepare_next = PageAhead() > 0};
 }
 
 namespace {
@@ -44,8 +44,8 @@ namespace {
 absl::Status CheckCacheKind(const SessionOptions& options) {
   if (options.kv_cache == KvCacheKind::kContiguous) return absl::OkStatus();
   std::string option;
-  if (options.page_ahead > 0)
-    option = absl::StrCat("--page-ahead ", options.page_ahead);
+  if (options.PageAhead() > 0)
+    option = absl::StrCat("--page-ahead ", *options.page_ahead);
   else if (options.max_parked)
     option = absl::StrCat("--max-parked ", *options.max_parked);
   else if (!options.swap_space.zero())
@@ -163,7 +163,7 @@ absl::StatusOr<KvLayoutChoice> ChooseKvLayout(const KvModelShape& shape,
   if (workload.mean_tokens == 0)
     workload.mean_tokens = std::max<uint64_t>(longest / 2, 1);
   // What is mapped ahead is not needed yet.
-  workload.idle_tokens += options.page_ahead;
+  workload.idle_tokens += options.PageAhead();
   return ChooseLayout(WithLimitOf(shape, options), workload,
                       options.device.page_size);
 }

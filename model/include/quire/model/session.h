@@ -87,6 +87,10 @@ struct PlacementOptions {
 // g = auto: the fewest layers to a row whose expected waste is affordable.
 inline constexpr uint32_t kAutoLayersPerRow = UINT32_MAX;
 
+// As many as kv_stress is measured with; how many of them it is follows from
+// measured times.
+inline constexpr uint32_t kDefaultPageAhead = 8;
+
 struct EngineOptions;
 
 struct SessionOptions {
@@ -127,8 +131,9 @@ struct SessionOptions {
   KvWorkload kv_workload;
   // Steps that pages are mapped ahead, at most, with kContiguous, by engines
   // that prepare the next step while the device computes (EngineOptions); 0: a
-  // step maps what it needs, and engines prepare nothing.
-  uint32_t page_ahead = 0;
+  // step maps what it needs, and engines prepare nothing. None:
+  // kDefaultPageAhead with kContiguous, else 0.
+  std::optional<uint32_t> page_ahead;
   // Of the memory that the cache finds free when it is made, the part that
   // stays mapped behind sequences that have ended, with kContiguous, beside
   // what is kept for prompts: KvCacheOptions::max_parked, and eager_reclaim for
@@ -143,6 +148,10 @@ struct SessionOptions {
   // give back, where there is anything; null: nobody.
   std::function<void(const std::vector<LeakReport>&)> on_leaks;
 
+  uint32_t PageAhead() const {
+    return page_ahead.value_or(
+        kv_cache == KvCacheKind::kContiguous ? kDefaultPageAhead : 0);
+  }
   // What is for an engine (quire/model/engine.h) on the session.
   EngineOptions ForEngine() const;
   // Errors: kInvalidArgument for what no model can have, by the names of the
