@@ -28,6 +28,9 @@ constexpr uint64_t kCachedAlways = 16 << 20;
 // need must not take it from one another all the time.
 constexpr uint64_t kSlotsOfACache = 64;
 constexpr uint64_t kBytesOfACache = 4 << 20;
+// Such a cache keeps so much of them, but not more slots than that: emptied, it
+// would come back for all of them at once.
+constexpr uint64_t kBytesLeftInACache = 256 << 10;
 
 }  // namespace
 
@@ -66,6 +69,7 @@ bool DeviceAllocator::Impl::FlushClass(const OwnerHeap& heap,
                                        int size_class) const {
   const uint64_t slot_size = slot_sizes_[size_class];
   const uint64_t most = std::min(kSlotsOfACache, kBytesOfACache / slot_size);
+  const uint64_t left = std::min(most, kBytesLeftInACache / slot_size);
   std::vector<ThreadCache*> holders;
   for (const auto& cache : caches_) {
     if (cache->heap() == &heap && cache->CountOf(size_class) > most) {
@@ -76,9 +80,8 @@ bool DeviceAllocator::Impl::FlushClass(const OwnerHeap& heap,
   StopCaches(holders);
   for (ThreadCache* const cache : holders) {
     std::vector<CachedSlot> drained;
-    // Not all: it would come back for them at once.
     cache->DrainClass(size_class, slot_size,
-                      static_cast<uint32_t>(cache->CountOf(size_class) - most),
+                      static_cast<uint32_t>(cache->CountOf(size_class) - left),
                       &drained);
     PutBack(*cache, drained);
   }
