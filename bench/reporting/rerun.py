@@ -9,6 +9,7 @@ programs play files that are gone, name the script that makes them: `script`.
 import dataclasses
 import json
 import pathlib
+import re
 import tempfile
 
 from bench.reporting import experiments, records
@@ -26,6 +27,8 @@ _TIMES = {"seconds", "nanoseconds_per_operation", "host_us_per_step",
 _REAL_TIMES = {"wake_seconds", "copy_seconds", "load_seconds", "read_seconds",
                "bound_seconds", "wake_to_copy", "load_to_read",
                "load_to_bound", "seconds_to_switch", "seconds_to_first_token"}
+# Ages of events, within the text of a verdict.
+_AGE = re.compile(r" [\d.]+ ms before\b")
 # And of what does nothing but measure.
 _MEASURED = {"value", "quire", "mimalloc", "verdict", "date", "load"}
 
@@ -58,8 +61,13 @@ def differences(was, now, ignored=None, path=""):
             and len(was) == len(now):
         return [one for i, (a, b) in enumerate(zip(was, now))
                 for one in differences(a, b, ignored, f"{path}[{i}]")]
-    return [] if was == now else [f"{path}: {_short(was)} before, "
-                                  f"{_short(now)} now"]
+    if _timeless(was) == _timeless(now):
+        return []
+    return [f"{path}: {_short(was)} before, {_short(now)} now"]
+
+
+def _timeless(value):
+    return _AGE.sub("", value) if isinstance(value, str) else value
 
 
 def _short(value):

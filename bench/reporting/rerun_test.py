@@ -134,6 +134,20 @@ class RerunTest(unittest.TestCase):
         self.assertNotIn("seconds", ran.stdout)
         self.assertIn("5 of 6 lines came out the same", ran.stdout)
 
+    def test_ages_of_events_are_times(self):
+        text = ("out of device memory (capacity): 6.75 KiB requested; the last "
+                "events: commit 64.00 KiB (model/weights){} ms before, allocate "
+                "6.00 KiB (model/weights){} ms before, allocate 96 B")
+        was = {"failure": text.format(" 0.0", " 12.5")}
+        same = {"failure": text.format(" 0.1", " 3.0")}
+        self.assertEqual(rerun.differences(was, same), [])
+        # An event more recent than the clock can tell has no age at all.
+        text = text.replace(" ms before", "")
+        self.assertEqual(rerun.differences(
+            was, {"failure": text.format("", "")}), [])
+        other = {"failure": same["failure"].replace("96 B", "80 B")}
+        self.assertEqual(len(rerun.differences(was, other)), 1)
+
     def test_records_of_scripts_are_made_by_them(self):
         trace = self.folder / "t.csv"
         trace.write_text("op,id,bytes\nalloc,0,9000000\nalloc,1,5000000\n"
