@@ -86,5 +86,25 @@ TEST_F(AllocatorSteadyTest, PagesInPartUseCostNoCallsWhileOthersAreIdle) {
   for (size_t i = 1; i < all.size(); i += 2) Free(all[i]);
 }
 
+// The run that fits best would be left with a part of a page; the end of a
+// longer one fills a page that is in use in part.
+TEST_F(AllocatorSteadyTest, PagesInPartUseAreFilledWhereThatTakesNoCall) {
+  constexpr uint64_t kQuarter = kBytesOfPage / 4;
+  const DeviceAddress longer = Allocate(33 * kQuarter);
+  const DeviceAddress beside = Allocate(35 * kQuarter);
+  const DeviceAddress best_fit = Allocate(24 * kQuarter);
+  const DeviceAddress last = Allocate(36 * kQuarter);
+  Free(longer);
+  Free(best_fit);
+  const uint64_t calls = DriverCalls();
+  const DeviceAddress filling = Allocate(21 * kQuarter);
+  EXPECT_EQ(DriverCalls(), calls);
+  EXPECT_EQ(filling.value(), longer.value() + 12 * kQuarter);
+  memory_->Trim(PageCount(0));
+  // 92 quarters are live.
+  EXPECT_EQ(memory_->GetStatistics().in_use, Bytes(23 * kBytesOfPage));
+  for (const DeviceAddress address : {beside, last, filling}) Free(address);
+}
+
 }  // namespace
 }  // namespace quire

@@ -184,12 +184,11 @@ class OwnerHeap {
   // Of bytes that are mapped already, for work on `stream`: what was freed on
   // it may still be in use there, since work to come on the stream follows that
   // anyway.
-  // `tidily`: only where no page comes to be in use in part thereby, or by a
-  // detour that is there.
+  // `tidily`: only where no page comes to be in use in part thereby, by a
+  // detour that is there, or where it fills more of such pages than it leaves.
   std::optional<Block> TakeLarge(uint64_t bytes, Bytes alignment,
                                  StreamId stream, bool tidily);
-  // Whether much lies unused in pages of which a part is in use, and few pages
-  // are free as a whole.
+  // Whether much lies unused in pages of which a part is in use.
   bool IsUntidy() const;
   // How UsePlan and AddLarge would do it now.
   LargePlan PlanLarge(uint64_t bytes, Bytes alignment, StreamId stream) const;
@@ -362,6 +361,10 @@ class OwnerHeap {
   // them.
   bool IsUsable(const Piece& piece, const StreamFreeList* list) const;
   bool IsTidy(uint64_t begin, uint64_t bytes, const StreamFreeList* list) const;
+  // Where such bytes fill more of the pages in part use than they leave anew.
+  std::optional<uint64_t> FindTidier(uint64_t bytes, Bytes alignment,
+                                     const StreamFreeList* list) const;
+  Block TakeAtHome(uint64_t begin, uint64_t bytes, StreamFreeList* list);
   // Takes such bytes. Whether any of them were in the list.
   bool TakeBytes(const Piece& piece, StreamFreeList* list);
   // The bytes are taken, and lie from `base` on.

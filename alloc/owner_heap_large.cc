@@ -41,10 +41,6 @@ uint64_t AlignUp(uint64_t address, Bytes alignment) {
 // another part is in use, new allocations are to fill such pages.
 constexpr uint64_t kTidyPart = 128;
 
-// But not by calls of the driver as long as more than this part of all pages is
-// free: they are to be had without one.
-constexpr uint64_t kAmplePart = 8;
-
 }  // namespace
 
 // ---- Without the driver -----------------------------------------------------
@@ -149,7 +145,6 @@ std::optional<uint64_t> OwnerHeap::FindJoined(
 }
 
 bool OwnerHeap::IsUntidy() const {
-  if (arena_.free_pages() > arena_.backed_pages() / kAmplePart) return false;
   const uint64_t idle = arena_.free_runs().bytes() + run_bytes_;
   const uint64_t whole = arena_.idle_pages() * page_bytes_;
   const uint64_t held = arena_.backed_pages() * page_bytes_ - idle;
@@ -164,6 +159,37 @@ bool OwnerHeap::IsTidy(uint64_t begin, uint64_t bytes,
   return end % page_bytes_ == 0 || !IsUsable({end, 1}, list);
 }
 
+// An allocation at an end of a run fills the page that the run has in part
+// there, and leaves a part of one at its own other end.
+std::optional<uint64_t> OwnerHeap::FindTidier(
+    uint64_t bytes, Bytes alignment, const StreamFreeList* list) const {
+  const auto bytes_in_parts = [this](uint64_t begin, uint64_t end) {
+    const Piece piece = {begin, end - begin};
+    return static_cast<int64_t>(piece.length -
+                                WholePages(piece, page_bytes_).length);
+  };
+  std::optional<uint64_t> found;
+  // More bytes in parts than before, and the length of the run.
+  std::pair<int64_t, uint64_t> least;
+  for (const Piece& run : joined_.Of(arena_.free_runs(), RunsOf(list))) {
+    if (run.length < bytes) continue;
+    const int64_t before = bytes_in_parts(run.begin, run.end());
+    for (const uint64_t begin :
+         {AlignUp(run.begin, alignment),
+          (run.end() - bytes) & ~(alignment.value() - 1)}) {
+      if (begin < run.begin || begin + bytes > run.end()) continue;
+      const std::pair now = {bytes_in_parts(run.begin, begin) +
+                                 bytes_in_parts(begin + bytes, run.end()) -
+                                 before,
+                             run.length};
+      if (now >= least) continue;
+      found = begin;
+      least = now;
+    }
+  }
+  return found;
+}
+
 std::optional<Block> OwnerHeap::TakeLarge(uint64_t bytes, Bytes alignment,
                                           StreamId stream, bool tidily) {
   StreamFreeList* const list = FindFreeList(stream);
@@ -172,14 +198,17 @@ std::optional<Block> OwnerHeap::TakeLarge(uint64_t bytes, Bytes alignment,
   if (!begin) begin = arena_.free_runs().FindFit(bytes, alignment);
   if (!begin && list != nullptr) begin = FindJoined(bytes, alignment, *list);
   if (begin && (!tidily || IsTidy(*begin, bytes, list))) {
-    const Piece piece = {*begin, bytes};
-    const bool inherits = TakeBytes(piece, list);
-    return MakeLarge(*begin, bytes, {piece}, nullptr, inherits);
+    return TakeAtHome(*begin, bytes, list);
   }
   Detour* const detour = arena_.FindDetour(
       bytes, bytes / kDetourFitDivisor, alignment,
       [&](const Piece& piece) { return IsUsable(piece, list); });
-  if (detour == nullptr) return std::nullopt;
+  if (detour == nullptr) {
+    // Only a run that is long enough has a tidier place.
+    if (begin) begin = FindTidier(bytes, alignment, list);
+    if (!begin) return std::nullopt;
+    return TakeAtHome(*begin, bytes, list);
+  }
   arena_.TakeDetour(detour);
   bool inherits = false;
   for (const Piece& piece : detour->pieces) {
@@ -187,6 +216,13 @@ std::optional<Block> OwnerHeap::TakeLarge(uint64_t bytes, Bytes alignment,
   }
   return MakeLarge(detour->base, detour->bytes, detour->pieces, detour,
                    inherits);
+}
+
+Block OwnerHeap::TakeAtHome(uint64_t begin, uint64_t bytes,
+                            StreamFreeList* list) {
+  const Piece piece = {begin, bytes};
+  const bool inherits = TakeBytes(piece, list);
+  return MakeLarge(begin, bytes, {piece}, nullptr, inherits);
 }
 
 // ---- With the driver --------------------------------------------------------
