@@ -1,20 +1,55 @@
 // What an allocation and a free that the thread's cache serves do without:
-// driver calls and memory of the host.
+// driver calls, memory of the host, and the allocator's lock.
 
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <future>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "alloc/testing/allocator_fixture.h"
 #include "alloc/testing/failing_new.h"
 #include "quire/alloc/allocator.h"
 #include "quire/alloc/event_trace.h"
+#include "quire/alloc/faulty_driver.h"
 #include "quire/alloc/internal_checks.h"
 
 namespace quire {
 namespace {
+
+// Once told to, keeps whoever records an event until it is let go.
+class StallingDriver : public FaultyDriver {
+ public:
+  using FaultyDriver::FaultyDriver;
+
+  // Until the next caller is here.
+  void AwaitCaller() { arrived_.get_future().wait(); }
+  void Stall() { stalls_ = true; }
+  void LetGo() { let_go_.set_value(); }
+  // Nobody let it go: who should have waited for it.
+  bool gave_up() const { return gave_up_; }
+
+  absl::Status RecordEvent(EventId event, StreamId stream) override {
+    if (stalls_.exchange(false)) {
+      arrived_.set_value();
+      gave_up_ = let_go_.get_future().wait_for(std::chrono::seconds(30)) !=
+                 std::future_status::ready;
+    }
+    return FaultyDriver::RecordEvent(event, stream);
+  }
+
+ private:
+  std::atomic<bool> stalls_{false};
+  std::atomic<bool> gave_up_{false};
+  std::promise<void> arrived_;
+  std::promise<void> let_go_;
+};
 
 class AllocatorHitTest : public AllocatorFixture,
                          public ::testing::WithParamInterface<bool> {
@@ -30,6 +65,9 @@ class AllocatorHitTest : public AllocatorFixture,
   AllocatorHitTest() {
     allocator_.reset();
     memory_.reset();
+    auto stalling = std::make_unique<StallingDriver>(driver_.get());
+    stalling_ = stalling.get();
+    faulty_ = std::move(stalling);
     DeviceMemoryOptions options = Options();
     if (GetParam()) options.trace = &trace_;
     MakeMemory(options);
@@ -66,6 +104,7 @@ class AllocatorHitTest : public AllocatorFixture,
   }
 
   EventTrace trace_{64};
+  StallingDriver* stalling_ = nullptr;
   std::array<StreamId, 3> streams_of_hits_;
 };
 
@@ -78,6 +117,25 @@ TEST_P(AllocatorHitTest, MakesNoDriverCallAndTakesNoHostMemory) {
   EXPECT_EQ(status, absl::OkStatus());
   EXPECT_FALSE(asked_for_memory);
   EXPECT_EQ(DriverCalls(), calls);
+}
+
+// RecordStream asks the driver for an event with the lock, which it keeps
+// meanwhile.
+TEST_P(AllocatorHitTest, TakesNoLock) {
+  const DeviceAddress address = Allocate(700, streams_of_hits_[1]);
+  ASSERT_EQ(WarmUp(), absl::OkStatus());
+  stalling_->Stall();
+  std::thread holder([&] {
+    EXPECT_EQ(allocator_->RecordStream(address, streams_of_hits_[2]),
+              absl::OkStatus());
+  });
+  stalling_->AwaitCaller();
+  const absl::Status status = AllocateAndFree();
+  EXPECT_FALSE(stalling_->gave_up());
+  stalling_->LetGo();
+  holder.join();
+  EXPECT_EQ(status, absl::OkStatus());
+  Free(address, streams_of_hits_[1]);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AllocatorHitTest, ::testing::Bool(),

@@ -60,6 +60,8 @@ absl::Status AllocatorOperations::Run() {
     options.headroom = Bytes(kDevicePages * page_.value() - capacity_.value());
   }
   if (setting / 4 % 2 == 0) options.trace = &trace_;
+  prepares_ahead_ = setting / 32 % 4 == 0;
+  if (prepares_ahead_) options.prepare_ahead = PageCount(2);
   QUIRE_ASSIGN_OR_RETURN(memory_,
                          DeviceMemory::Create(driver_, &owners_, options));
   DeviceAllocatorOptions allocator_options;
@@ -130,6 +132,7 @@ absl::Status AllocatorOperations::Step() {
   if (operation < 176) {
     return operation % 16 < (growing ? 10 : 6) ? Allocate() : FreeSome();
   }
+  const bool rarely = operation >= 236;
   switch ((operation - 176) % 20) {
     case 0:
       return ChangeStreams();
@@ -143,7 +146,7 @@ absl::Status AllocatorOperations::Step() {
     case 5:
       return Refuse();
     case 6:
-      return ChangeLimits();
+      return rarely ? ChangeSoftLimit() : ChangeLimits();
     case 7:
       return UsePoolDirectly();
     case 8:
@@ -156,7 +159,7 @@ absl::Status AllocatorOperations::Step() {
       hooks_give_ = Below(2) == 0;
       return absl::OkStatus();
     case 12:
-      return CheckLiveAllocations();
+      return rarely ? Harvest() : CheckLiveAllocations();
     case 13:
       EndLags();
       return absl::OkStatus();

@@ -119,8 +119,10 @@ class AllocatorOperations : public MemoryHooks, public CompactionListener {
   absl::Status Record();
   absl::Status PinOrUnpin();
   absl::Status Trim();
+  absl::Status Harvest();
   absl::Status Refuse();
   absl::Status ChangeLimits();
+  absl::Status ChangeSoftLimit();
   absl::Status ChangeStreams();
   absl::Status UsePoolDirectly();
   absl::Status UseAnotherAllocator();
@@ -198,6 +200,7 @@ class AllocatorOperations : public MemoryHooks, public CompactionListener {
   int open_compactions_ = 0;  // that the listener was told of
   int re_entries_left_ = 0;
   bool on_another_thread_ = false;
+  bool prepares_ahead_ = false;
   absl::Status hook_error_;
   std::atomic<uint64_t> corrupt_{0};
 };

@@ -227,14 +227,16 @@ absl::Status AllocatorOperations::CheckLiveAllocations() {
       }
     }
   }
-  const bool same = std::equal(
-      found.begin(), found.end(), model_.begin(), model_.end(),
-      [](const AllocationInfo& info, const auto& entry) {
-        const Live& live = entry.second;
-        return info.address.value() == entry.first &&
-               info.requested.value() == live.pattern.size &&
-               info.owner == live.owner && info.stream == live.allocated_for;
-      });
+  const bool same =
+      std::equal(found.begin(), found.end(), model_.begin(), model_.end(),
+                 [this](const AllocationInfo& info, const auto& entry) {
+                   const Live& live = entry.second;
+                   return info.address.value() == entry.first &&
+                          info.requested.value() == live.pattern.size &&
+                          info.owner == live.owner &&
+                          allocator_->OwnerOf(info.address) == live.owner &&
+                          info.stream == live.allocated_for;
+                 });
   return same ? absl::OkStatus()
               : Contradiction("what lives is not what is listed as live");
 }

@@ -83,7 +83,8 @@ absl::Status AllocatorOperations::Enter(DeviceAddress address, uint64_t size,
   const auto info = allocator_->Find(address);
   if (!info || info->requested != Bytes(size) ||
       info->allocated < Bytes(size) || info->owner != options.owner ||
-      info->stream != options.stream || info->address != address) {
+      info->stream != options.stream || info->address != address ||
+      allocator_->OwnerOf(address) != options.owner) {
     return Contradiction("%u bytes at %#x are not found as they are", size,
                          address.value());
   }
@@ -229,6 +230,17 @@ absl::Status AllocatorOperations::Trim() {
   return absl::OkStatus();
 }
 
+absl::Status AllocatorOperations::Harvest() {
+  const uint64_t harvested = memory_->Harvest().value();
+  const DeviceMemoryStatistics now = memory_->GetStatistics();
+  // Unless a thread makes some meanwhile.
+  if (prepares_ahead_ || now.cached.value() == harvested * page_.value()) {
+    return absl::OkStatus();
+  }
+  return Contradiction("%u pages were harvested, and %u bytes are cached",
+                       harvested, now.cached.value());
+}
+
 // What must be refused, and change nothing.
 absl::Status AllocatorOperations::Refuse() {
   const auto position = SomeLive();
@@ -278,6 +290,23 @@ absl::Status AllocatorOperations::ChangeLimits() {
   return !limits.reserved_minimum.zero() && absl::IsFailedPrecondition(status)
              ? absl::OkStatus()
              : status;
+}
+
+// Refuses nothing: only the pressure that hooks are told of depends on it.
+absl::Status AllocatorOperations::ChangeSoftLimit() {
+  const uint64_t pages = Below(kLimitPages);
+  QUIRE_RETURN_IF_ERROR(memory_->SetSoftLimit(Bytes(pages * page_.value())));
+  const DeviceMemoryStatistics now = memory_->GetStatistics();
+  const uint64_t used =
+      now.live.value() + now.cooling.value() + now.quarantined.value();
+  if (pages > 0 && used > pages * page_.value() &&
+      memory_->pressure() < PressureLevel::kHigh) {
+    return Contradiction(
+        "%u bytes in use above a soft limit of %u pages press "
+        "on nobody",
+        used, pages);
+  }
+  return absl::OkStatus();
 }
 
 // Somebody else needs pages for a while.

@@ -1,6 +1,7 @@
 // Sleep, graph pools and a second allocator among the operations.
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <utility>
 
@@ -22,7 +23,17 @@ constexpr size_t kMostOthers = 12;
 absl::Status AllocatorOperations::Sleep() {
   const OwnerId owner = SomeOwner();
   SleepOptions options;
-  if (Below(4) == 0) options.target = SleepTarget::kDrop;
+  switch (Below(4)) {
+    case 0:
+      options.target = SleepTarget::kDrop;
+      break;
+    case 1:
+      options.target = SleepTarget::kDisk;
+      options.folder = std::filesystem::temp_directory_path();
+      break;
+    default:
+      break;
+  }
   const bool directly = Below(4) == 0;
   if (!captures_.empty()) return absl::OkStatus();
   const auto is_within = [&](OwnerId each) {
