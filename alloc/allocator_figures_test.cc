@@ -241,6 +241,32 @@ TEST_F(AllocatorFiguresTest, RecordsOfTheSmallestSlotsAreLessThanOnePercent) {
   for (const DeviceAddress address : live) Free(address);
 }
 
+// Eight bytes in the list of the stream, or sixteen where a thread has room for
+// it in its cache.
+TEST_F(AllocatorFiguresTest, WhatWasFreedIsCountedAsMetadata) {
+  constexpr uint64_t kSlot = 256;
+  constexpr uint64_t kSlots = kLimitPages * kPageBytes / kSlot;
+  DeviceAllocatorOptions options;
+  options.thread_cache = Bytes(0);
+  MakeAllocator(options);
+  const StreamId stream = MakeStream();
+  std::vector<DeviceAddress> live;
+  for (uint64_t i = 0; i < kSlots; ++i) live.push_back(Allocate(kSlot, stream));
+  const uint64_t full = Statistics().metadata_bytes;
+  for (const DeviceAddress address : live) Free(address, stream);
+  EXPECT_EQ(Statistics().metadata_bytes, full + 8 * kSlots);
+  EXPECT_EQ(driver_->SynchronizeStream(stream), absl::OkStatus());
+  allocator_->Trim();
+  EXPECT_LE(Statistics().metadata_bytes, full);
+
+  options.thread_cache = Bytes(kLimitPages * kPageBytes);
+  MakeAllocator(options);
+  const uint64_t before = Statistics().metadata_bytes;
+  Free(Allocate(kSlot, stream), stream);
+  // For 64 slots, and a span of 256 records of two bytes.
+  EXPECT_GE(Statistics().metadata_bytes, before + 64 * 16 + 256 * 2);
+}
+
 TEST_F(AllocatorFiguresTest, TracesWhatItDoes) {
   EventTrace trace(16);
   DeviceAllocatorOptions options;

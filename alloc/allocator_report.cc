@@ -94,7 +94,14 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
     if (heap->kept_for_graphs()) {
       statistics.graph_pool_bytes += accounts.mapped_bytes;
     }
+    for (const auto& list : heap->free_lists()) {
+      statistics.metadata_bytes += list->metadata_bytes();
+    }
   }
+  for (const auto& cache : caches_) {
+    statistics.metadata_bytes += cache->metadata_bytes();
+  }
+  if (spans_ != nullptr) statistics.metadata_bytes += spans_->metadata_bytes();
   const AllocationCounters counted = CountAll();
   statistics.thread_cached_bytes = CachedByThreads();
   statistics.requested_bytes = NotNegative(counted.requested_bytes);
@@ -111,7 +118,6 @@ AllocatorStatistics DeviceAllocator::Impl::GetStatistics() const {
   statistics.peak_requested_bytes = NotNegative(peak_requested_bytes_);
   statistics.peak_mapped_bytes = mapped_.peak_bytes;
   statistics.failed_allocations = failed_allocations_;
-  if (spans_ != nullptr) statistics.metadata_bytes = spans_->metadata_bytes();
   return statistics;
 }
 

@@ -146,7 +146,8 @@ Span* OwnerHeap::MakeSlab(int size_class, const Piece& pages) {
 void OwnerHeap::SetSlab(Span* span, int size_class) {
   const uint64_t slot_size = classes_.slot_size(size_class).value();
   const uint64_t room = RoomOf(*span);
-  const auto slots = static_cast<uint32_t>(room / slot_size);
+  const auto slots =
+      static_cast<uint32_t>(std::min(room / slot_size, kMostSlots));
   spans_->SetRecords(span, slots, slot_size);
   span->size_class = size_class;
   span->SetSlots(slot_size, slots);

@@ -18,6 +18,10 @@ namespace quire {
 class OwnerHeap;
 struct Detour;
 
+// Slots of a slab, at most (CoolingSlots); a longer one has slack.
+inline constexpr int kSlotBits = 23;
+inline constexpr uint64_t kMostSlots = uint64_t{1} << kSlotBits;
+
 // Stands for "no size class": one allocation.
 inline constexpr int kLargeClass = -1;
 

@@ -31,7 +31,7 @@ StreamFreeList::StreamFreeList(Driver* driver, DeviceId device, StreamId stream,
       device_(device),
       stream_(stream),
       batches_(1),
-      entries_(size_classes) {}
+      classes_(size_classes) {}
 
 uint64_t StreamFreeList::bytes() const {
   uint64_t sum = 0;
@@ -43,7 +43,10 @@ void StreamFreeList::Push(Block slot) {
   Batch& open = batches_.back();
   ++open.entries;
   open.bytes += slot.size();
-  entries_[slot.span->size_class].push_back({slot, open_number()});
+  auto& slots = classes_[slot.span->size_class];
+  if (slots == nullptr) slots = std::make_unique<CoolingSlots>();
+  slots->Push({slot, open_number()});
+  ++slots_;
 }
 
 void StreamFreeList::PushRun(const Piece& piece) {
@@ -100,17 +103,19 @@ void StreamFreeList::DropEmptyBatches() {
 }
 
 bool StreamFreeList::HoldsSlots(int least) const {
-  return std::any_of(entries_.begin() + least, entries_.end(),
-                     [](const auto& entries) { return !entries.empty(); });
+  return std::any_of(
+      classes_.begin() + least, classes_.end(),
+      [](const auto& slots) { return slots != nullptr && !slots->empty(); });
 }
 
 std::optional<Block> StreamFreeList::PopSlot(int size_class) {
-  std::deque<Entry>& entries = entries_[size_class];
-  if (entries.empty()) return std::nullopt;
-  const Entry entry = entries.back();
-  entries.pop_back();
-  Leave(entry.batch, entry.block.size());
-  return entry.block;
+  CoolingSlots* const slots = classes_[size_class].get();
+  if (slots == nullptr) return std::nullopt;
+  const std::optional<CoolingSlots::Entry> entry = slots->Pop();
+  if (!entry) return std::nullopt;
+  --slots_;
+  Leave(entry->batch, entry->block.size());
+  return entry->block;
 }
 
 absl::Status StreamFreeList::CloseBatch() {
@@ -151,12 +156,10 @@ StreamFreeList::Freed StreamFreeList::Poll() {
   }
   if (complete_before == first_batch_) return freed;
 
-  for (std::deque<Entry>& entries : entries_) {
-    while (!entries.empty() && entries.front().batch < complete_before) {
-      freed.slots.push_back(entries.front().block);
-      entries.pop_front();
-    }
+  for (const auto& slots : classes_) {
+    if (slots != nullptr) slots->TakeBefore(complete_before, &freed.slots);
   }
+  slots_ -= freed.slots.size();
   for (const auto& [begin, run] : runs_.runs()) {
     if (run.batch < complete_before) freed.runs.push_back(run);
   }
@@ -183,37 +186,42 @@ std::optional<Fence> StreamFreeList::FenceOf(uint64_t batch_number) {
 }
 
 std::optional<Fence> StreamFreeList::FenceOf(const Span* slab) {
-  const std::deque<Entry>& entries = entries_[slab->size_class];
-  return FenceOf(std::find_if(entries.rbegin(), entries.rend(),
-                              [slab](const Entry& entry) {
-                                return entry.block.span == slab;
-                              })
-                     ->batch);
+  uint64_t newest = 0;
+  classes_[slab->size_class]->ForEach([&](const CoolingSlots::Entry& entry) {
+    newest = entry.batch;
+    return entry.block.span != slab;
+  });
+  return FenceOf(newest);
 }
 
 uint64_t StreamFreeList::RemoveSlab(const Span* span) {
-  std::deque<Entry>& entries = entries_[span->size_class];
-  std::vector<uint64_t> left;
-  std::erase_if(entries, [&](const Entry& entry) {
-    if (entry.block.span != span) return false;
-    left.push_back(entry.batch);
-    return true;
-  });
-  for (const uint64_t number : left) Leave(number, span->slot_size);
-  return left.size();
+  CoolingSlots* const slots = classes_[span->size_class].get();
+  if (slots == nullptr) return 0;
+  const std::vector<uint64_t> batches = slots->Remove(span);
+  for (const uint64_t number : batches) Leave(number, span->slot_size);
+  slots_ -= batches.size();
+  return batches.size();
 }
 
 uint64_t StreamFreeList::CountSlots(const Span* span) const {
-  const std::deque<Entry>& entries = entries_[span->size_class];
-  return std::count_if(
-      entries.begin(), entries.end(),
-      [span](const Entry& entry) { return entry.block.span == span; });
+  uint64_t count = 0;
+  const CoolingSlots* const slots = classes_[span->size_class].get();
+  if (slots == nullptr) return count;
+  slots->ForEach([&](const CoolingSlots::Entry& entry) {
+    count += entry.block.span == span ? 1 : 0;
+    return true;
+  });
+  return count;
 }
 
 void StreamFreeList::CountBySpan(
     std::map<const Span*, uint64_t>* counts) const {
-  for (const std::deque<Entry>& entries : entries_) {
-    for (const Entry& entry : entries) ++(*counts)[entry.block.span];
+  for (const auto& slots : classes_) {
+    if (slots == nullptr) continue;
+    slots->ForEach([counts](const CoolingSlots::Entry& entry) {
+      ++(*counts)[entry.block.span];
+      return true;
+    });
   }
 }
 
@@ -229,17 +237,26 @@ absl::Status StreamFreeList::CheckInvariants() const {
         absl::StrFormat("free list of stream %u: %s (batch %u)",
                         stream_.value(), what, number));
   };
-  for (const std::deque<Entry>& entries : entries_) {
-    uint64_t last = first_batch_;
-    for (const Entry& entry : entries) {
-      if (entry.batch < last) return broken("entries out of order", last);
-      last = entry.batch;
-      if (!count(entry.batch)) return broken("no such batch", entry.batch);
-      if (entry.block.record().load().use() == SlotUse::kLive) {
-        return broken("holds a slot that is not cooling", entry.batch);
+  absl::Status status;
+  uint64_t listed = 0;
+  for (const auto& slots : classes_) {
+    if (slots == nullptr) continue;
+    listed += slots->size();
+    uint64_t next = open_number();
+    slots->ForEach([&](const CoolingSlots::Entry& entry) {
+      if (entry.batch > next) {
+        status = broken("entries out of order", next);
+      } else if (!count(entry.batch)) {
+        status = broken("no such batch", entry.batch);
+      } else if (entry.block.record().load().use() == SlotUse::kLive) {
+        status = broken("holds a slot that is not cooling", entry.batch);
       }
-    }
+      next = entry.batch;
+      return status.ok();
+    });
   }
+  QUIRE_RETURN_IF_ERROR(status);
+  if (listed != slots_) return broken("slots miscounted", open_number());
   if (const absl::Status runs = runs_.CheckInvariants(); !runs.ok()) {
     return runs;
   }

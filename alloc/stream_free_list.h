@@ -12,7 +12,7 @@
 // only.
 //
 // Invariants:
-//   - entries_ of a class, from front to back, are in order of their batch;
+//   - slots of a class are in order of their batch;
 //   - every batch but the last is closed, and batches_[b].entries entries and
 //     runs name the batch first_batch_ + b;
 //   - the first batch, unless it is the open one, has entries.
@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -33,6 +34,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "alloc/cooling_slots.h"
 #include "alloc/piece.h"
 #include "alloc/run_set.h"
 #include "alloc/span.h"
@@ -67,6 +69,8 @@ class StreamFreeList {
 
   // Bytes that are here. O(batches).
   uint64_t bytes() const;
+  // Of the host, that say which slots are here.
+  uint64_t metadata_bytes() const { return slots_ * CoolingSlots::kSlotBytes; }
 
   // Enters a cooling slot into the open batch.
   void Push(Block slot);
@@ -128,11 +132,6 @@ class StreamFreeList {
     uint64_t entries = 0;
     uint64_t bytes = 0;  // of these entries
   };
-  struct Entry {
-    Block block;
-    uint64_t batch;
-  };
-
   const Batch& open() const { return batches_.back(); }
   Batch& batch(uint64_t number) { return batches_[number - first_batch_]; }
   uint64_t open_number() const { return first_batch_ + batches_.size() - 1; }
@@ -146,7 +145,9 @@ class StreamFreeList {
   bool captured_ = false;
   std::deque<Batch> batches_;
   uint64_t first_batch_ = 0;
-  std::vector<std::deque<Entry>> entries_;  // by size class
+  // By size class; null where none was freed yet.
+  std::vector<std::unique_ptr<CoolingSlots>> classes_;
+  uint64_t slots_ = 0;  // in all of them
   RunSet runs_;
   absl::btree_map<uint64_t, FreedBlock> noted_;  // by the address at home
   Progress progress_ = Progress::kIdle;

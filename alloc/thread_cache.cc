@@ -56,6 +56,7 @@ void ThreadCache::SetCapacity(Bin* bin, uint32_t capacity) {
   std::copy(bin->slots, bin->slots + bin->size(), storage.get());
   bin->storage = std::move(storage);
   bin->slots = bin->storage.get();
+  room_ += capacity - bin->capacity;
   bin->capacity = capacity;
 }
 

@@ -67,6 +67,10 @@ class alignas(kSharingBytes) ThreadCache {
     return cached_bytes_.load(std::memory_order_relaxed);
   }
 
+  // Of the host, for the slots that there is room for. With the allocator's
+  // lock.
+  uint64_t metadata_bytes() const { return room_ * sizeof(CachedSlot); }
+
   // Slots of one class. Not exact while the thread is at work.
   uint32_t CountOf(int size_class) const { return bins_[size_class].size(); }
 
@@ -212,6 +216,7 @@ class alignas(kSharingBytes) ThreadCache {
   const uint64_t byte_limit_;
   std::atomic<uint64_t> cached_bytes_{0};
   std::vector<Bin> bins_;
+  uint64_t room_ = 0;  // slots, in all bins
   CacheCounters counters_;
   OwnerHeap* const heap_;
   const StreamId stream_;
