@@ -119,15 +119,15 @@ TEST_P(AllocatorHitTest, MakesNoDriverCallAndTakesNoHostMemory) {
   EXPECT_EQ(DriverCalls(), calls);
 }
 
-// RecordStream asks the driver for an event with the lock, which it keeps
-// meanwhile.
+// RecordStream of a stream that it does not know asks the driver for an event,
+// with the lock, which it keeps meanwhile.
 TEST_P(AllocatorHitTest, TakesNoLock) {
   const DeviceAddress address = Allocate(700, streams_of_hits_[1]);
+  const StreamId unknown = MakeStream();
   ASSERT_EQ(WarmUp(), absl::OkStatus());
   stalling_->Stall();
   std::thread holder([&] {
-    EXPECT_EQ(allocator_->RecordStream(address, streams_of_hits_[2]),
-              absl::OkStatus());
+    EXPECT_EQ(allocator_->RecordStream(address, unknown), absl::OkStatus());
   });
   stalling_->AwaitCaller();
   const absl::Status status = AllocateAndFree();

@@ -324,8 +324,11 @@ class DeviceAllocator::Impl final : public PageReclaimer,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   StreamFreeList* MakeFreeList(OwnerHeap* heap, StreamId stream) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes three calls of the driver.
   absl::Status CheckStream(StreamId stream) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether it was checked before, though it may be gone since: it has a cache.
+  bool WasThere(StreamId stream) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On those that still exist; kFailedPrecondition where one is captured.
   absl::StatusOr<Fence> RecordFence(std::span<const StreamId> streams) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

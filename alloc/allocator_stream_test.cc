@@ -310,5 +310,24 @@ TEST_F(AllocatorStreamTest, TheSmallestSlotsOfManyStreamsWaitForTheirs) {
   EXPECT_EQ(Statistics().mapped_bytes, 0u);
 }
 
+TEST_F(AllocatorStreamTest, RecordingAStreamThatIsKnownTakesNoDriverCall) {
+  const StreamId a = MakeStream();
+  const StreamId b = MakeStream();
+  Free(Allocate(256, b), b);
+  const DeviceAddress address = AllocatePages(2, a);
+  Gate gate(driver_.get(), b);
+  const uint64_t calls = DriverCalls();
+  EXPECT_EQ(allocator_->RecordStream(address, b), absl::OkStatus());
+  EXPECT_EQ(DriverCalls(), calls);
+  Free(address, a);
+  EXPECT_EQ(Statistics().cooling_bytes, 2 * kPageBytes);
+  allocator_->Trim();
+  EXPECT_EQ(Statistics().cooling_bytes, 2 * kPageBytes);
+  gate.Open();
+  EXPECT_EQ(driver_->SynchronizeStream(b), absl::OkStatus());
+  allocator_->Trim();
+  EXPECT_EQ(Statistics().cooling_bytes, 0u);
+}
+
 }  // namespace
 }  // namespace quire
