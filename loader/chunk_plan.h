@@ -73,6 +73,9 @@ void ForEachRun(const Chunk& chunk, const Visit& visit) {
 
 class ChunkPlan {
  public:
+  ChunkPlan(ChunkPlan&&) = default;
+  ChunkPlan& operator=(ChunkPlan&&) = delete;
+
   // REQUIRES: chunk_size > 0. Errors: a placement that lies in no file, exceeds
   // its file, or has no destination. The checkpoint must outlive the plan.
   static absl::StatusOr<ChunkPlan> Create(
@@ -108,7 +111,9 @@ class ChunkPlan {
   void TakeSideBySide(Chunk* chunk);
   void FinishStep();
 
-  const std::vector<Step> steps_;      // none empty, in the order of reading
+  // None empty, in the order of reading. Not const: it moves with the plan,
+  // and a copy for each move would be most of what a load keeps of a tensor.
+  std::vector<Step> steps_;
   std::vector<size_t> steps_in_file_;  // that are left, by file
   const size_t placements_;            // that were given
   const uint64_t chunk_size_;
