@@ -320,6 +320,7 @@ absl::StatusOr<Detour*> Arena::MakeDetour(Pieces pieces, Bytes alignment) {
     });
   }
   detours_[made] = std::move(detour);
+  FollowUp(made);
   spans_->Publish(made->range->address(), made->range->pages(), marker_);
   spans_->NoteUse(made->range->address(), made->range->pages());
   return made;
@@ -327,19 +328,48 @@ absl::StatusOr<Detour*> Arena::MakeDetour(Pieces pieces, Bytes alignment) {
 
 Detour* Arena::FindDetour(uint64_t bytes, uint64_t excess, Bytes alignment,
                           absl::FunctionRef<bool(const Piece&)> usable) const {
+  const auto serves = [&](const Detour& detour) {
+    return detour.base % alignment.value() == 0 &&
+           std::all_of(detour.pieces.begin(), detour.pieces.end(),
+                       [&](const Piece& piece) { return usable(piece); });
+  };
+  // What a program that repeats itself took for this request before. Any other
+  // might be one that it took for a later request, which would have to be made
+  // anew.
+  Detour* const next =
+      last_taken_ == nullptr ? nullptr : last_taken_->successor;
+  if (next != nullptr && next->idle && next->bytes >= bytes &&
+      next->bytes - bytes <= excess && serves(*next)) {
+    return next;
+  }
   for (auto it = idle_detours_.lower_bound(bytes);
        it != idle_detours_.end() && (*it)->bytes - bytes <= excess; ++it) {
-    Detour* const detour = *it;
-    if (detour->base % alignment.value() == 0 &&
-        std::all_of(detour->pieces.begin(), detour->pieces.end(),
-                    [&](const Piece& piece) { return usable(piece); })) {
-      return detour;
-    }
+    if (serves(**it)) return *it;
   }
   return nullptr;
 }
 
 void Arena::TakeDetour(Detour* detour) {
+  LeaveIdle(detour);
+  FollowUp(detour);
+}
+
+void Arena::FollowUp(Detour* taken) {
+  Detour* const last = std::exchange(last_taken_, taken);
+  if (last == nullptr || last == taken) return;
+  if (last->successor != nullptr) last->successor->predecessor = nullptr;
+  if (taken->predecessor != nullptr) taken->predecessor->successor = nullptr;
+  last->successor = taken;
+  taken->predecessor = last;
+}
+
+void Arena::Unlink(Detour* detour) {
+  if (detour->successor != nullptr) detour->successor->predecessor = nullptr;
+  if (detour->predecessor != nullptr) detour->predecessor->successor = nullptr;
+  if (last_taken_ == detour) last_taken_ = nullptr;
+}
+
+void Arena::LeaveIdle(Detour* detour) {
   idle_detours_.erase(detour);
   idle_by_number_.erase(detour->number);
   idle_detour_pages_ -= detour->range->pages().value();
@@ -357,7 +387,8 @@ void Arena::LeaveDetour(Detour* detour, StreamId stream) {
 }
 
 void Arena::DropDetour(Detour* detour, const Fence& fence) {
-  TakeDetour(detour);
+  LeaveIdle(detour);
+  Unlink(detour);
   for (const Piece& piece : detour->pieces) {
     Chunk& chunk = ChunkAt(piece.begin);
     ForEachPage(piece, [&](uint64_t page, uint64_t /*bytes*/) {

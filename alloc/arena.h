@@ -60,6 +60,10 @@ struct Detour {
   bool idle = false;
   StreamId last_stream;  // that may still be using an idle one
   uint64_t number = 0;   // in the order of becoming idle
+  // The one that was taken next after this one, the last time that this one
+  // was; and the one that this one was taken next after. Null: none any more.
+  Detour* successor = nullptr;
+  Detour* predecessor = nullptr;
 };
 
 // Of all heaps of an allocator.
@@ -194,6 +198,9 @@ class Arena {
   absl::Status AddChunk(uint64_t pages, Bytes alignment);
   void DropEmptyChunks();
   absl::Status Back(const Piece& pages);
+  void LeaveIdle(Detour* detour);
+  void FollowUp(Detour* taken);
+  void Unlink(Detour* detour);
   // Detours over any of the pages, which are idle.
   void DropDetoursOver(const Piece& pages, const Fence& fence);
   template <typename Function>
@@ -233,6 +240,7 @@ class Arena {
   };
   absl::btree_set<Detour*, ByBytesThenNumber> idle_detours_;
   absl::btree_map<uint64_t, Detour*> idle_by_number_;
+  Detour* last_taken_ = nullptr;
   std::vector<PageHandle> made_of_;  // memory for each MakeDetour in turn
   uint64_t idle_detour_pages_ = 0;
   uint64_t detours_left_ = 0;  // ever

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -128,6 +129,54 @@ TEST_F(ArenaTest, AnIdleDetourIsFoundWhileItsBytesAreUnused) {
   EXPECT_EQ(FindDetour(2 * kPageBytes), nullptr);
   Free(part);
   EXPECT_EQ(FindDetour(2 * kPageBytes), detour);
+}
+
+// Whatever the order in which they were left, each round of a program takes
+// them in that of the round before.
+TEST_F(ArenaTest, DetoursAreTakenInTheOrderOfTheLastRound) {
+  constexpr size_t kDetours = 5;
+  const uint64_t begin = Grow(2 * kDetours);
+  std::vector<Detour*> detours;
+  for (size_t i = 0; i < kDetours; ++i) {
+    const Pieces pieces = {{begin + (2 * i + 1) * kPageBytes, kPageBytes},
+                           {begin + 2 * i * kPageBytes, kPageBytes}};
+    for (const Piece& piece : pieces) Hold(piece);
+    detours.push_back(*arena_->MakeDetour(pieces, Bytes(0)));
+  }
+  for (Detour* const detour : detours) {
+    arena_->LeaveDetour(detour, StreamId());
+    for (const Piece& piece : detour->pieces) Free(piece);
+  }
+  std::mt19937 random(5);
+  for (int round = 0; round < 10; ++round) {
+    std::vector<Detour*> taken;
+    for (size_t i = 0; i < kDetours; ++i) {
+      taken.push_back(FindDetour(2 * kPageBytes));
+      ASSERT_NE(taken.back(), nullptr);
+      arena_->TakeDetour(taken.back());
+      for (const Piece& piece : taken.back()->pieces) Hold(piece);
+    }
+    EXPECT_EQ(taken, detours);
+    std::shuffle(taken.begin(), taken.end(), random);
+    for (Detour* const detour : taken) {
+      arena_->LeaveDetour(detour, StreamId());
+      for (const Piece& piece : detour->pieces) Free(piece);
+    }
+  }
+  // One that is gone is nobody's successor.
+  arena_->DropDetour(detours[2], Fence());
+  detours.erase(detours.begin() + 2);
+  for (size_t i = 0; i < detours.size(); ++i) {
+    Detour* const detour = FindDetour(2 * kPageBytes);
+    ASSERT_NE(detour, nullptr);
+    arena_->TakeDetour(detour);
+    for (const Piece& piece : detour->pieces) Hold(piece);
+  }
+  EXPECT_EQ(FindDetour(2 * kPageBytes), nullptr);
+  for (Detour* const detour : detours) {
+    arena_->LeaveDetour(detour, StreamId());
+    for (const Piece& piece : detour->pieces) Free(piece);
+  }
 }
 
 TEST_F(ArenaTest, APageThatGoesTakesItsDetoursWithIt) {
