@@ -388,8 +388,7 @@ void StreamingLoad::AddChecksums(const StagedChunk& staged) {
     // A tensor that is placed twice passes twice, and starts afresh.
     crc = offset_in_tensor == 0
               ? staged.crc32[i]
-              : static_cast<uint32_t>(crc32_combine(
-                    crc, staged.crc32[i], static_cast<z_off_t>(piece.size)));
+              : JoinCrc32(crc, staged.crc32[i], Bytes(piece.size));
   }
 }
 
@@ -496,6 +495,11 @@ absl::StatusOr<LoadReport> Stream(Driver* driver, DeviceId device,
 }
 
 }  // namespace
+
+uint32_t JoinCrc32(uint32_t first, uint32_t second, Bytes second_size) {
+  return static_cast<uint32_t>(
+      crc32_combine(first, second, static_cast<z_off_t>(second_size.value())));
+}
 
 absl::StatusOr<LoadReport> StreamSlices(
     Driver* driver, DeviceId device, const Checkpoint& checkpoint,

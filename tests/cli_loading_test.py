@@ -6,8 +6,10 @@
 
 import fcntl
 import json
+import math
 import os
 import pathlib
+import shutil
 import signal
 import struct
 import subprocess
@@ -16,6 +18,7 @@ import tempfile
 import termios
 import time
 import unittest
+import zlib
 
 QUIRE = sys.argv.pop(1)
 GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
@@ -79,6 +82,23 @@ def write_llama(folder, hidden=256, ffn=1024, layers=8, vocabulary=1024):
     return shapes
 
 
+def checksums(path):
+    """The CRC-32 of each tensor of a safetensors file."""
+    raw = path.read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: zlib.crc32(raw[8 + length + begin:8 + length + end])
+            for name, (begin, end) in ((name, tensor["data_offsets"])
+                                       for name, tensor in header.items())}
+
+
+def write_manifest(folder, sums):
+    tensors = {name: {"crc32": "%08x" % crc} for name, crc in sums.items()}
+    manifest = {"files": {"model.safetensors": {"tensors": tensors}}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 class LoadingTest(unittest.TestCase):
     def setUp(self):
         self.temporary = tempfile.TemporaryDirectory()
@@ -130,6 +150,97 @@ class LoadingTest(unittest.TestCase):
         self.assertEqual(report["verified_by"], "second pass")
         self.assertEqual(report["verified_tensors"], report["tensors"])
         self.assertEqual(report["read_retries"], 0)
+
+    def test_verbs_that_run_a_model_verify_what_they_load(self):
+        for case, extra in (("plain-bf16-tied", []),
+                            ("gptq-w4-act-order", []),
+                            ("plain-f32", ["--quantization", "int8"])):
+            model = pathlib.Path(self.temporary.name) / case
+            shutil.copytree(GOLDEN / case, model)
+            sums = checksums(model / "model.safetensors")
+            verbs = (["generate", model, "--tokens", "1,2,3", "--json"],
+                     ["bench", model, "--prompt-tokens", "4", "--new-tokens",
+                      "2", "--json"],
+                     ["logits", model, "--tokens", "1,2", "--output",
+                      self.folder / "logits.npy"])
+            for verb in verbs:
+                with self.subTest(case=case, verb=verb[0]):
+                    arguments = [*verb, *extra, "--verify", "--device-memory",
+                                 "1GiB"]
+                    (model / "manifest.json").unlink(missing_ok=True)
+                    self.assertEqual(run(*arguments).returncode, 0)
+                    write_manifest(model, sums)
+                    result = run(*arguments)
+                    self.assertEqual(result.returncode, 0, result.stderr)
+                    # Also of what no pass reads, as the indices of groups.
+                    for wrong in sums:
+                        if not wrong.endswith(("layers.0.mlp.up_proj.weight",
+                                               "layers.0.mlp.up_proj.g_idx",
+                                               "embed_tokens.weight")):
+                            continue
+                        write_manifest(model, sums | {wrong: sums[wrong] ^ 1})
+                        result = run(*arguments)
+                        self.assertEqual(result.returncode, 1, wrong)
+                        self.assertIn(wrong, result.stderr)
+                        self.assertIn("%08x" % sums[wrong], result.stderr)
+                    write_manifest(model, dict(list(sums.items())[1:]))
+                    result = run(*arguments)
+                    self.assertEqual(result.returncode, 1)
+                    self.assertIn(next(iter(sums)), result.stderr)
+
+    def test_reads_past_the_page_cache_for_verbs_that_run_a_model(self):
+        model = GOLDEN / "gptq-w4-act-order"
+        answers = []
+        for direct in ([], ["--direct-io"]):
+            result = run("generate", model, "--tokens", "1,2,3", "--json",
+                         "--max-new-tokens", "8", "--device-memory", "1GiB",
+                         *direct)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            answers.append(json.loads(result.stdout))
+        self.assertEqual(answers[0]["tokens"], answers[1]["tokens"])
+        self.assertFalse(answers[0]["load"]["direct_io"])
+        # As far as the file system has such reads: what `load` finds.
+        result = run("load", model, "--direct-io", "--json")
+        self.assertEqual(answers[1]["load"]["direct_io"],
+                         json.loads(result.stdout)["direct_io"])
+
+    def test_loads_onto_tiers(self):
+        shapes = write_llama(self.folder, hidden=64, ffn=64, layers=4)
+        def size(prefix):
+            return 4 * sum(math.prod(shape) for name, shape in shapes.items()
+                           if name.startswith(prefix))
+        places = {"model.embed_tokens": "cpu", "model.layers.0": "0",
+                  "model.layers.1": "1", "model.layers.2": "cpu",
+                  "model.layers.3": "disk", "model.norm": "0", "lm_head": "0"}
+        path = pathlib.Path(self.temporary.name) / "map.json"
+        path.write_text(json.dumps(places))
+        expected = {}
+        for module, place in places.items():
+            expected[place] = expected.get(place, 0) + size(module + ".")
+        result = run("load", self.folder, "--device-map", path, "--verify",
+                     "--device-memory", "256MiB", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["tiers"], expected)
+        self.assertEqual(report["device_map"], places)
+        self.assertEqual(report["bytes"], size(""))
+        self.assertEqual(report["verified_tensors"], len(shapes))
+        self.assertEqual(report["memory"]["offload"]["disk"], expected["disk"])
+        text = run("load", self.folder, "--device-map", path,
+                   "--device-memory", "256MiB")
+        self.assertEqual(text.returncode, 0, text.stderr)
+        for place in expected:
+            self.assertRegex(text.stdout, rf"(?m)^on {place} ")
+        limited = run("load", self.folder, "--max-memory",
+                      "0:32MiB,cpu:1GiB", "--json")
+        self.assertEqual(limited.returncode, 0, limited.stderr)
+        self.assertEqual(sum(json.loads(limited.stdout)["tiers"].values()),
+                         size(""))
+        for idle in (["--backing", "none"], ["--order", "layers"],
+                     ["--driver", "cuda"]):
+            refused = run("load", self.folder, "--device-map", "auto", *idle)
+            self.assertEqual(refused.returncode, 2, refused.stderr)
+            self.assertIn(idle[0], refused.stderr)
 
     def test_plan_lists_every_tensor(self):
         for model in ("plain-bf16-tied", "gptq-w4-act-order"):

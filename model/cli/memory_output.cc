@@ -64,6 +64,14 @@ nlohmann::json MemoryJson(const Session& session) {
   return memory;
 }
 
+nlohmann::json LoadJson(const Session& session) {
+  const LoadReport& report = session.weights().load_report();
+  return {{"bytes", report.bytes.value()},
+          {"seconds", report.seconds},
+          {"direct_io", report.direct},
+          {"read_retries", report.read_retries}};
+}
+
 void WarnOfLeaks(const std::vector<LeakReport>& leaks) {
   PrintMessage(FormatLeaks(leaks));
 }

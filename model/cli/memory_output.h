@@ -31,6 +31,9 @@ absl::Status WriteMemoryOutput(const MemoryOutputOptions& options,
 // "offload": {...}}.
 nlohmann::json MemoryJson(const Session& session);
 
+// How the weights were read: {"bytes", "seconds", "direct_io", "read_retries"}.
+nlohmann::json LoadJson(const Session& session);
+
 // On stderr.
 void WarnOfLeaks(const std::vector<LeakReport>& leaks);
 

@@ -265,6 +265,14 @@ void AddProgressOption(CLI::App* app, std::string* mode) {
       ->capture_default_str();
 }
 
+void AddReadOptions(CLI::App* app, StreamingOptions* options) {
+  app->add_flag("--verify", options->checksum,
+                "Compare the CRC-32 of every tensor with manifest.json, or, "
+                "where there is none, with that of a second pass");
+  app->add_flag("--direct-io", options->direct,
+                "Read past the page cache, where the file system allows it");
+}
+
 void AddSessionOptions(CLI::App* app, SessionOptions* options,
                        DriverChoice drivers) {
   AddDeviceOptions(app, drivers, &options->device);

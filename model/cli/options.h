@@ -74,6 +74,8 @@ void PrintModelWarnings(const Session& session);
 void AddPlacementOptions(CLI::App* app, PlacementOptions* options);
 // --progress: "auto", "json" or "none", for LoadProgressIn.
 void AddProgressOption(CLI::App* app, std::string* mode);
+// --verify and --direct-io.
+void AddReadOptions(CLI::App* app, StreamingOptions* options);
 // The options of every verb that runs a model: the device's,
 // AddKvLayoutOptions, --threads, --activations, --max-num-seqs,
 // --max-model-len, --max-num-batched-tokens. The decoder computes on the host;

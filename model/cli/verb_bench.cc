@@ -16,6 +16,7 @@
 #include "model/cli/output.h"
 #include "model/cli/runnable.h"
 #include "model/cli/verbs.h"
+#include "model/cli/verification.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/engine.h"
 
@@ -83,8 +84,10 @@ absl::StatusOr<nlohmann::json> OffloadJson(Session* session, Bytes before,
 
 absl::Status Bench(BenchOptions options) {
   options.session.streaming.progress = LoadProgressLine();
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
+                         Checkpoint::Open(options.model));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                         Session::Open(options.model, options.session));
+                         OpenVerified(std::move(checkpoint), options.session));
   // The first run faults pages in and starts threads; the second is counted.
   QUIRE_RETURN_IF_ERROR(Run(options, 0, session.get()).status());
   const Bytes streamed = session->weights().GetOffloadStatistics().streamed;
@@ -131,6 +134,7 @@ absl::Status Bench(BenchOptions options) {
          {"driver_calls_off_critical_path", statistics.driver_calls_meanwhile},
          {"memory", MemoryJson(*session)},
          {"offload", std::move(offload)},
+         {"load", LoadJson(*session)},
          {"load_seconds", session->weights().load_report().seconds}}));
   } else {
     QUIRE_RETURN_IF_ERROR(PrintText(absl::StrFormat(
@@ -176,6 +180,7 @@ void AddBenchVerb(CLI::App* app, Action* chosen) {
       ->capture_default_str();
   verb->add_flag("--json", options->json, "Machine-readable");
   AddSessionOptions(verb, &options->session);
+  AddReadOptions(verb, &options->session.streaming);
   AddKvCacheOptions(verb, &options->session);
   AddBatchOptions(verb, &options->session);
   AddMemoryOutputOptions(verb, &options->memory);

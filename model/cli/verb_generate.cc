@@ -18,6 +18,7 @@
 #include "model/cli/runnable.h"
 #include "model/cli/stream_view.h"
 #include "model/cli/verbs.h"
+#include "model/cli/verification.h"
 #include "model/tokenizer/stop_checker.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/json_text.h"
@@ -180,6 +181,7 @@ absl::Status PrintCompletions(const GenerateOptions& options,
                               : nlohmann::json{{"sequences", sequences}};
   result["kv_layout"] = session.kv_layout();
   result["memory"] = MemoryJson(session);
+  result["load"] = LoadJson(session);
   return PrintJson(result);
 }
 
@@ -213,7 +215,7 @@ absl::Status Generate(GenerateOptions options) {
   QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
   options.session.adapters = NameAdapters(options.adapters);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                         Session::Open(std::move(checkpoint), options.session));
+                         OpenVerified(std::move(checkpoint), options.session));
   PrintModelWarnings(*session);
   // Who leaves the choice to the program learns what it was.
   if (options.session.layers_per_row == kAutoLayersPerRow)
@@ -345,6 +347,7 @@ void AddGenerateVerb(CLI::App* app, Action* chosen) {
                    "each in their order, --prompt before --tokens, where "
                    "'none' is the base model");
   AddSessionOptions(verb, &options->session);
+  AddReadOptions(verb, &options->session.streaming);
   AddProgressOption(verb, &options->progress);
   AddKvCacheOptions(verb, &options->session);
   AddBatchOptions(verb, &options->session);

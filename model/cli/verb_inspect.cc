@@ -173,8 +173,10 @@ void DescribeData(const Checkpoint& checkpoint,
 
 // Returns what is odd about the tensors, the checkpoint's own warnings and
 // those about its quantisation among it; nothing where the model is not known.
+// `quantized` may be null.
 std::optional<std::vector<std::string>> DescribeModel(
-    const Checkpoint& checkpoint, Inspection* inspection) {
+    const Checkpoint& checkpoint, const QuantizedModules* quantized,
+    Inspection* inspection) {
   json& report = inspection->report;
   const absl::StatusOr<ModelConfig> config = ParseModelConfig(checkpoint);
   if (!config.ok()) {
@@ -196,7 +198,7 @@ std::optional<std::vector<std::string>> DescribeModel(
                      {"max_positions", config->max_positions},
                      {"tied_embeddings", config->tied_embeddings},
                      {"eos_tokens", config->eos_tokens}};
-  auto oddities = ModelWeights::Check(checkpoint, *config);
+  auto oddities = ModelWeights::Check(checkpoint, *config, quantized);
   if (oddities.ok()) return *std::move(oddities);
   if (absl::IsUnimplemented(oddities.status()))
     report["unsupported"] = std::string(oddities.status().message());
@@ -205,22 +207,25 @@ std::optional<std::vector<std::string>> DescribeModel(
   return std::nullopt;
 }
 
-void DescribeContents(const Checkpoint& checkpoint, DataParts parts,
-                      Inspection* inspection) {
-  const absl::StatusOr<QuantizedModules> quantized =
-      FindQuantizedModules(checkpoint);
+// Returns the quantised modules, where they could be found.
+absl::StatusOr<QuantizedModules> DescribeContents(const Checkpoint& checkpoint,
+                                                  DataParts parts,
+                                                  Inspection* inspection) {
+  absl::StatusOr<QuantizedModules> quantized = FindQuantizedModules(checkpoint);
   if (quantized.ok()) {
     DescribeQuantization(*quantized, inspection);
     DescribeData(checkpoint, *quantized, parts, inspection);
   } else {
     inspection->AddDefect(quantized.status());
   }
-  if (const auto oddities = DescribeModel(checkpoint, inspection)) {
+  if (const auto oddities = DescribeModel(
+          checkpoint, quantized.ok() ? &*quantized : nullptr, inspection)) {
     inspection->AddWarnings(*oddities);
   } else {
     inspection->AddWarnings(checkpoint.warnings());
     if (quantized.ok()) inspection->AddWarnings(quantized->notes);
   }
+  return quantized;
 }
 
 // The tokenizer, where there is one: a model runs on tokens as well.
@@ -265,9 +270,11 @@ Inspection InspectCheckpoint(const InspectOptions& options) {
   }
   DescribeFiles(**checkpoint, &inspection.report);
   const bool data = !options.headers_only;
+  // What is wrong with the modules is among the defects.
   DescribeContents(**checkpoint,
                    {.groups = true, .tables = data, .weights = data},
-                   &inspection);
+                   &inspection)
+      .IgnoreError();
   DescribeTokenizer(options.model, **checkpoint, &inspection);
   DescribeChatTemplates(**checkpoint, &inspection);
   inspection.report["runnable"] = inspection.first_defect.ok() &&
@@ -326,22 +333,18 @@ absl::Status Inspect(const InspectOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> CheckDescribedModel(
+absl::StatusOr<DescribedModel> CheckDescribedModel(
     const Checkpoint& checkpoint) {
-  if (!SaysWhatItIs(checkpoint)) return checkpoint.warnings();
+  if (!SaysWhatItIs(checkpoint))
+    return DescribedModel{checkpoint.warnings(), std::nullopt};
   Inspection inspection = StartInspection(checkpoint.folder());
-  DescribeContents(checkpoint, {.groups = true}, &inspection);
+  absl::StatusOr<QuantizedModules> quantized =
+      DescribeContents(checkpoint, {.groups = true}, &inspection);
   if (!inspection.first_defect.ok()) return inspection.first_defect;
-  return inspection.report["warnings"].get<std::vector<std::string>>();
-}
-
-std::vector<std::string> CheckLoadedData(const Checkpoint& checkpoint,
-                                         DataParts parts,
-                                         const PieceReader& read) {
-  if (!SaysWhatItIs(checkpoint)) return {};
-  const auto quantized = FindQuantizedModules(checkpoint);
-  if (!quantized.ok()) return {};  // and CheckDescribedModel has said so
-  return CheckWeightData(checkpoint, *quantized, parts, read).warnings;
+  QUIRE_RETURN_IF_ERROR(quantized.status());
+  return DescribedModel{
+      inspection.report["warnings"].get<std::vector<std::string>>(),
+      *std::move(quantized)};
 }
 
 void AddInspectVerb(CLI::App* app, Action* chosen) {

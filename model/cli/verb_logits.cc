@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@
 #include "model/cli/output.h"
 #include "model/cli/runnable.h"
 #include "model/cli/verbs.h"
+#include "model/cli/verification.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/model/ops.h"
 
@@ -31,8 +33,10 @@ absl::Status Logits(LogitsOptions options) {
   options.session.streaming.progress = LoadProgressLine();
   QUIRE_RETURN_IF_ERROR(ChooseOwnAdapter(options.model, &options.adapters));
   options.session.adapters = NameAdapters(options.adapters);
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
+                         Checkpoint::Open(options.model));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                         Session::Open(options.model, options.session));
+                         OpenVerified(std::move(checkpoint), options.session));
   PrintModelWarnings(*session);
   AdapterId adapter;
   if (!options.session.adapters.empty()) {
@@ -79,6 +83,7 @@ void AddLogitsVerb(CLI::App* app, Action* chosen) {
                    "Folder of a LoRA adapter, or 'none': the base model")
       ->expected(1);
   AddSessionOptions(verb, &options->session);
+  AddReadOptions(verb, &options->session.streaming);
   AddKvCacheOptions(verb, &options->session);
   verb->callback([=] {
     FinishSessionOptions(*verb, &options->session);

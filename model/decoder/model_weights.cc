@@ -73,10 +73,12 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Reserve(
 }
 
 absl::StatusOr<std::vector<std::string>> ModelWeights::Check(
-    const Checkpoint& checkpoint, const ModelConfig& config) {
+    const Checkpoint& checkpoint, const ModelConfig& config,
+    const QuantizedModules* quantized) {
   ModelWeights weights(nullptr);
   QUIRE_RETURN_IF_ERROR(
-      WeightBuilder(nullptr, checkpoint, config, {}, &weights).Check());
+      WeightBuilder(nullptr, checkpoint, config, {}, &weights, quantized)
+          .Check());
   return std::move(weights.warnings_);
 }
 

@@ -37,13 +37,15 @@ bool IsKnownUnused(std::string_view name) {
 WeightBuilder::WeightBuilder(Runtime* runtime, const Checkpoint& checkpoint,
                              const ModelConfig& config,
                              const WeightOptions& options,
-                             ModelWeights* weights)
+                             ModelWeights* weights,
+                             const QuantizedModules* quantized)
     : runtime_(runtime),
       checkpoint_(checkpoint),
       config_(config),
       options_(options),
       weights_(weights),
-      names_(NamesOf(checkpoint)) {}
+      names_(NamesOf(checkpoint)),
+      known_quantized_(quantized) {}
 
 absl::Status WeightBuilder::Build(const WeightPlacement& placement,
                                   const StreamingOptions& options,

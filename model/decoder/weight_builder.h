@@ -35,10 +35,12 @@ namespace quire {
 
 class WeightBuilder {
  public:
-  // `runtime` is only needed by Build.
+  // `runtime` is only needed by Build. `quantized`: the modules of the
+  // checkpoint, where they are known; else they are found.
   WeightBuilder(Runtime* runtime, const Checkpoint& checkpoint,
                 const ModelConfig& config, const WeightOptions& options,
-                ModelWeights* weights);
+                ModelWeights* weights,
+                const QuantizedModules* quantized = nullptr);
 
   // All three passes.
   absl::Status Build(const WeightPlacement& placement,
@@ -167,6 +169,8 @@ class WeightBuilder {
           DeviceId device, std::span<const TensorPlacement> here)>& load) const;
   absl::Status Stream(std::span<const TensorPlacement> tensors,
                       const StreamingOptions& options);
+  // Of a tensor, or of the next slice of one.
+  void AddChecksum(const TensorInfo& tensor, uint32_t crc32);
   // Counts what Stream would pin.
   absl::Status ReserveStaging(std::span<const TensorPlacement> tensors,
                               const StreamingOptions& options);
@@ -229,7 +233,8 @@ class WeightBuilder {
   const ModelWeights* dropped_ = nullptr;
   size_t next_allocation_ = 0;
 
-  QuantizedModules quantized_;
+  const QuantizedModules* const known_quantized_;
+  QuantizedModules quantized_;  // with the sizes that the model settles
   std::unordered_map<std::string,
                      std::variant<GptqModule*, const ScaledModule*>>
       module_by_name_;

@@ -33,7 +33,11 @@ absl::Status CheckSize(const Checkpoint& checkpoint, const TensorInfo& codes,
 }  // namespace
 
 absl::Status WeightBuilder::ReadQuantization() {
-  QUIRE_ASSIGN_OR_RETURN(quantized_, FindQuantizedModules(checkpoint_));
+  if (known_quantized_ != nullptr) {
+    quantized_ = *known_quantized_;
+  } else {
+    QUIRE_ASSIGN_OR_RETURN(quantized_, FindQuantizedModules(checkpoint_));
+  }
   if (options_.quantization != LoadQuantization::kNone &&
       !(quantized_.gptq.empty() && quantized_.scaled.empty()))
     return absl::FailedPreconditionError(absl::StrCat(

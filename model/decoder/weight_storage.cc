@@ -322,11 +322,24 @@ absl::Status WeightBuilder::Stream(std::span<const TensorPlacement> tensors,
     report.bytes = SaturatingAdd(report.bytes, loaded.bytes);
     report.seconds += loaded.seconds;
     report.staging_peak = std::max(report.staging_peak, loaded.staging_peak);
+    report.direct = loaded.direct && (report.chunks == 0 || report.direct);
     report.chunks += loaded.chunks;
-    report.crc32.merge(loaded.crc32);
+    report.read_retries += loaded.read_retries;
+    for (const TensorPlacement& placement : here) {
+      if (one.checksum)
+        AddChecksum(*placement.tensor, loaded.crc32.at(placement.tensor->name));
+    }
     return absl::OkStatus();
   };
   return ForEachDevice(tensors, load);
+}
+
+void WeightBuilder::AddChecksum(const TensorInfo& tensor, uint32_t crc32) {
+  uint32_t& whole = weights_->load_report_.crc32[tensor.name];
+  // What is quantised at load comes by slices, from front to back.
+  whole = tensor.offset == checkpoint_.Find(tensor.name)->offset
+              ? crc32
+              : JoinCrc32(whole, crc32, tensor.size);
 }
 
 absl::Status WeightBuilder::Keep(std::span<const TensorPlacement> tensors) {

@@ -125,6 +125,9 @@ absl::StatusOr<LoadReport> StreamSlices(
     std::span<const SlicePlacement> placements,
     const StreamingOptions& options = {});
 
+// The CRC-32 of bytes one behind the other, of both their own.
+uint32_t JoinCrc32(uint32_t first, uint32_t second, Bytes second_size);
+
 // The checksums in a folder's manifest.json, by tensor name, as
 // make_shaped_checkpoint.py writes them:
 //   {"files": {"model.safetensors": {"tensors": {name: {"crc32":

@@ -18,6 +18,7 @@
 #include "quire/alloc/runtime.h"
 #include "quire/loader/device_map.h"
 #include "quire/loader/offload_store.h"
+#include "quire/loader/quantization.h"
 #include "quire/loader/streaming_loader.h"
 #include "quire/model/model_config.h"
 #include "quire/model/ops.h"
@@ -157,8 +158,11 @@ class ModelWeights {
   // and shape; and what is odd all the same: the checkpoint's own warnings,
   // tensors that nothing reads, biases that the model has no need of. Allocates
   // nothing; what the weights hold is not looked at (weight_data.h).
+  // `quantized`: those of the checkpoint, where they are known; null: they are
+  // found here.
   static absl::StatusOr<std::vector<std::string>> Check(
-      const Checkpoint& checkpoint, const ModelConfig& config);
+      const Checkpoint& checkpoint, const ModelConfig& config,
+      const QuantizedModules* quantized = nullptr);
   // The parts as a device map places them: the embedding, the layers, the last
   // norm, the head. Same errors; reads no weight.
   static absl::StatusOr<std::vector<PlacementBlock>> Blocks(
