@@ -77,6 +77,8 @@ class OffloadStore::Impl {
   void SetSchedule(std::vector<size_t> visits);
   DeviceAddress address(size_t unit) const { return units_[unit].base; }
   const void* HostPointer(size_t unit, DeviceAddress address) const;
+  absl::Status ReadFromDisk(size_t unit, DeviceAddress from,
+                            std::span<std::byte> out) const;
   absl::Status Acquire(size_t visit, StreamId stream);
   absl::Status Release(size_t visit, StreamId stream);
   absl::Status EndPass(bool completed);
@@ -373,9 +375,9 @@ void OffloadStore::Impl::SetSchedule(std::vector<size_t> visits) {
   std::vector<size_t> pages(slots_.size());  // of the largest that is left
   for (size_t i = 0; i < units_.size(); ++i) {
     OffloadUnit& unit = units_[i];
-    if (!runs[i] && unit.tier == MemoryTier::kHost && unit.range != nullptr) {
+    if (!runs[i] && unit.range != nullptr) {
       if (slots_[unit.slot].holds == i) slots_[unit.slot].holds = kNoUnit;
-      // What was copied from it is on the host, and nothing else used it.
+      // What was copied from it is elsewhere, and nothing else used it.
       memory_->ReleaseRange(std::exchange(unit.range, nullptr), Fence());
       unit.committed = 0;
     }
@@ -389,6 +391,19 @@ const void* OffloadStore::Impl::HostPointer(size_t unit,
                                             DeviceAddress address) const {
   const OffloadUnit& kept = units_[unit];
   return kept.block->data() + (address.value() - kept.base.value());
+}
+
+absl::Status OffloadStore::Impl::ReadFromDisk(size_t unit, DeviceAddress from,
+                                              std::span<std::byte> out) const {
+  for (const DiskPiece& piece : units_[unit].pieces) {
+    const uint64_t at = from.value() - piece.to.value();
+    if (from < piece.to || at >= piece.size) continue;
+    if (out.size() > piece.size - at) break;
+    return piece.file->Read(piece.offset + at, out);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(Printable(units_[unit].name), " has no ", out.size(),
+                   " bytes of one tensor at address ", from.value()));
 }
 
 // ---- Running ----------------------------------------------------------------
@@ -548,6 +563,10 @@ DeviceAddress OffloadStore::address(size_t unit) const {
 const void* OffloadStore::HostPointer(size_t unit,
                                       DeviceAddress address) const {
   return impl_->HostPointer(unit, address);
+}
+absl::Status OffloadStore::ReadFromDisk(size_t unit, DeviceAddress from,
+                                        std::span<std::byte> out) const {
+  return impl_->ReadFromDisk(unit, from, out);
 }
 absl::Status OffloadStore::Acquire(size_t visit, StreamId stream) {
   return impl_->Acquire(visit, stream);

@@ -114,6 +114,13 @@ class PlacementTest : public testing::TestWithParam<fs::path> {
     EXPECT_TRUE(invariants.ok()) << invariants;
   }
   size_t last() const { return modules_.size() - 1; }
+  // The head is the embedding.
+  bool IsTied() const {
+    const auto checkpoint = Checkpoint::Open(GetParam());
+    const auto config = ParseModelConfig(**checkpoint);
+    const auto blocks = ModelWeights::Blocks(**checkpoint, *config);
+    return blocks->back().tied_to.has_value();
+  }
   bool IsLayer(size_t module) const {
     return module > 0 && module + 2 < modules_.size();
   }
@@ -123,6 +130,27 @@ class PlacementTest : public testing::TestWithParam<fs::path> {
   Output expected_;
   TemporaryFolder folder_;
 };
+
+// Its rows are read where they lie, so that no pass copies it, and no slot has
+// room for it; one that serves as head has a slot as the head.
+TEST_P(PlacementTest, AnEmbeddingOnDiskIsReadByRows) {
+  const bool tied = IsTied();
+  const auto session = OpenMapped([&](size_t module) {
+    const bool on_disk = module == 0 || (tied && module == last());
+    return on_disk ? "\"disk\"" : "0";
+  });
+  ASSERT_NE(session, nullptr);
+  EXPECT_TRUE(Answer(session.get(), golden_) == expected_);
+  const OffloadStatistics offload = session->weights().GetOffloadStatistics();
+  EXPECT_GT(offload.disk, Bytes(0));
+  if (tied) {
+    EXPECT_GT(offload.acquired, 0u);
+  } else {
+    EXPECT_EQ(offload.acquired, 0u);
+    EXPECT_EQ(offload.streamed, Bytes(0));
+    EXPECT_EQ(offload.device, Bytes(0));
+  }
+}
 
 TEST_P(PlacementTest, OnTheHost) {
   Check([](size_t) { return "\"cpu\""; });
@@ -348,6 +376,10 @@ TEST(PlacementFaultTest, AnyFailedCallFreesEverything) {
 
 TEST(PlacementFaultTest, AnyFailedCallFreesAnEmbeddingOfTheHost) {
   FailEveryCall(kHostPlace, DevicePlace(0));
+}
+
+TEST(PlacementFaultTest, AnyFailedCallFreesAnEmbeddingOfTheDisk) {
+  FailEveryCall(kDiskPlace, DevicePlace(0));
 }
 
 }  // namespace

@@ -114,12 +114,14 @@ void ApplyAdaptedNorm(
   }
 }
 
-void EmbedToken(const DenseMatrix& base, const Adapter* adapter, size_t token,
-                float* output, ThreadPool* pool) {
-  if (adapter == nullptr) return DequantizeRow(base, token, output);
+void EmbedToken(const DenseMatrix& base, size_t row, const Adapter* adapter,
+                size_t token, float* output, ThreadPool* pool) {
+  if (adapter == nullptr) return DequantizeRow(base, row, output);
   const LinearAdapter& embedding = adapter->weights().embedding;
-  DequantizeRow(embedding.weight.data != nullptr ? embedding.weight : base,
-                token, output);
+  if (embedding.weight.data != nullptr)
+    DequantizeRow(embedding.weight, token, output);
+  else
+    DequantizeRow(base, row, output);
   const LowRankProduct& product = embedding.product;
   if (product.a.data == nullptr) return;
   for (size_t r = 0; r < product.a.out_features; ++r)

@@ -42,9 +42,10 @@ void ApplyAdaptedNorm(
     const NormShape& shape, const float* input, size_t tokens, float* output,
     ThreadPool* pool);
 
-// The row of one token. `adapter` null: the base model's.
-void EmbedToken(const DenseMatrix& base, const Adapter* adapter, size_t token,
-                float* output, ThreadPool* pool);
+// The row of one token, which is row `row` of `base`. `adapter` null: the base
+// model's.
+void EmbedToken(const DenseMatrix& base, size_t row, const Adapter* adapter,
+                size_t token, float* output, ThreadPool* pool);
 
 }  // namespace quire
 

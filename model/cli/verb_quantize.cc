@@ -112,6 +112,7 @@ void PlaceInCache(Bytes cache, SessionOptions* session) {
 void AdaptSession(QuantizeVerbOptions* options) {
   SessionOptions& session = options->session;
   PlaceInCache(options->weight_cache, &session);
+  session.placement.embedding_by_rows = false;  // it is written whole
   session.max_sequences = std::max(session.max_sequences, options->sequences);
   session.decoder.max_logit_rows =
       std::max(session.decoder.max_logit_rows, options->sequences);

@@ -76,6 +76,9 @@ class Decoder::Impl {
   static void FindRuns(std::span<const BatchItem> batch, const RowsOf& rows_of,
                        std::vector<AdapterRun>* runs);
 
+  // Of an embedding on disk, those of the batch: before anything is queued, so
+  // that a read that fails is an error of the pass alone.
+  absl::Status ReadEmbeddingRows(std::span<const BatchItem> batch);
   absl::Status Queue(std::span<const BatchItem> batch);
   // The parts from `first` on that one function may run.
   size_t EndOfRun(size_t first) const;
@@ -100,6 +103,7 @@ class Decoder::Impl {
   std::vector<Stage*> stage_of_part_;
   Stage* head_ = nullptr;  // of the head
   ActivationBuffer logits_;
+  std::vector<std::byte> embedding_rows_;  // by token; of one on disk
 
   // Of the current batch; kept to avoid allocations per step.
   size_t tokens_ = 0;
@@ -132,6 +136,12 @@ absl::Status Decoder::Impl::Initialize() {
     QUIRE_ASSIGN_OR_RETURN(Stage* const stage,
                            MakeStage(weights_->residences()[part].device));
     stage_of_part_.push_back(stage);
+  }
+  if (weights_->embedding_on_disk()) {
+    const DenseMatrix& embedding = weights_->embedding();
+    embedding_rows_.resize(
+        BytesOf(embedding.dtype, embedding.in_features)->value() *
+        options_.max_batch_tokens);
   }
   head_ = stage_of_part_.back();
   QUIRE_ASSIGN_OR_RETURN(
@@ -272,6 +282,7 @@ absl::StatusOr<std::span<const float>> Decoder::Impl::Forward(
   FindRuns(
       batch, [](const BatchItem& item) { return size_t{item.logit_rows}; },
       &logit_runs_);
+  QUIRE_RETURN_IF_ERROR(ReadEmbeddingRows(batch));
   absl::Status status = Queue(batch);
   const bool queued = status.ok();
   if (queued && meanwhile != nullptr) meanwhile();
@@ -373,12 +384,32 @@ void Decoder::Impl::Run(size_t part, std::span<const BatchItem> batch) {
 
 void Decoder::Impl::RunEmbedding(std::span<const BatchItem> batch) {
   const ActivationBuffer& residual = stage_of_part_.front()->residual;
+  DenseMatrix embedding = weights_->embedding();
+  const bool on_disk = weights_->embedding_on_disk();
+  if (on_disk) embedding.data = embedding_rows_.data();
+  size_t row = 0;
+  for (const BatchItem& item : batch) {
+    for (const TokenId id : item.tokens) {
+      const auto token = static_cast<size_t>(id);
+      EmbedToken(embedding, on_disk ? row : token, item.adapter, token,
+                 residual.row(row), pool_);
+      ++row;
+    }
+  }
+}
+
+absl::Status Decoder::Impl::ReadEmbeddingRows(
+    std::span<const BatchItem> batch) {
+  if (!weights_->embedding_on_disk()) return absl::OkStatus();
+  const size_t row_bytes = embedding_rows_.size() / options_.max_batch_tokens;
   size_t row = 0;
   for (const BatchItem& item : batch) {
     for (const TokenId token : item.tokens)
-      EmbedToken(weights_->embedding(), item.adapter,
-                 static_cast<size_t>(token), residual.row(row++), pool_);
+      QUIRE_RETURN_IF_ERROR(weights_->ReadEmbeddingRow(
+          static_cast<size_t>(token),
+          std::span(embedding_rows_).subspan(row++ * row_bytes, row_bytes)));
   }
+  return absl::OkStatus();
 }
 
 // Leaves the rows whose logits are wanted, normalised, at the beginning of the

@@ -103,6 +103,13 @@ ModelWeights::~ModelWeights() {
   }
 }
 
+absl::Status ModelWeights::ReadEmbeddingRow(size_t row,
+                                            std::span<std::byte> out) const {
+  return disk_rows_.store->ReadFromDisk(
+      disk_rows_.unit,
+      DeviceAddress(disk_rows_.first.value() + row * out.size()), out);
+}
+
 OffloadStore* ModelWeights::store(DeviceId device) const {
   return stores_[static_cast<size_t>(device.value())].get();
 }

@@ -149,12 +149,16 @@ class WeightBuilder {
   bool IsInHand(size_t part) const {
     return in_hand_ == kResidentParts ? IsResident(part) : in_hand_ == part;
   }
-  // Whether rows of the embedding are read from the host, where it is kept, and
-  // it is never run from the device.
-  bool ReadsRowsOnHost() const;
+  // Whether rows of the embedding are read from the host or the disk, where it
+  // is kept.
+  bool ReadsRowsElsewhere() const;
+  // The same, where it is never run from the device.
+  bool IsOnlyReadByRows() const;
+  // Where rows of an embedding that is kept elsewhere are read from.
+  void ConnectEmbedding(const OffloadStore* store);
   // Takes the parts one after another in hand, and calls `make`: an embedding
-  // that the host keeps, before anything else needs the memory that it comes
-  // through; then the resident ones.
+  // whose rows are read elsewhere, before anything else needs the memory that
+  // it comes through; then the resident ones.
   absl::Status ForEachInHand(const std::function<absl::Status()>& make);
   absl::Status BuildInHand(const StreamingOptions& options, ThreadPool* pool);
   absl::Status ReserveInHand(const StreamingOptions& options);
@@ -238,6 +242,7 @@ class WeightBuilder {
   std::unordered_map<std::string,
                      std::variant<GptqModule*, const ScaledModule*>>
       module_by_name_;
+  bool embedding_by_rows_ = true;  // of one on disk
   size_t in_hand_ = kResidentParts;
   size_t part_ = 0;            // that is being built
   std::vector<size_t> units_;  // by part, in its store

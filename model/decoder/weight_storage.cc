@@ -68,6 +68,7 @@ DeviceId WeightBuilder::ExecutionDevice(size_t part) const {
 }
 
 absl::Status WeightBuilder::PlaceParts(const WeightPlacement& placement) {
+  embedding_by_rows_ = placement.embedding_by_rows;
   std::vector<WeightPart>& parts = weights_->parts_;
   if (!placement.places.empty()) {
     if (placement.places.size() != parts.size())
@@ -155,9 +156,14 @@ absl::Status WeightBuilder::MakeStores(const OffloadOptions& options) {
   return absl::OkStatus();
 }
 
-bool WeightBuilder::ReadsRowsOnHost() const {
-  return !weights_->tied_head_ &&
-         weights_->parts_[kEmbedding].place.tier == MemoryTier::kHost;
+bool WeightBuilder::ReadsRowsElsewhere() const {
+  const MemoryTier tier = weights_->parts_[kEmbedding].place.tier;
+  return tier == MemoryTier::kHost ||
+         (tier == MemoryTier::kDisk && embedding_by_rows_);
+}
+
+bool WeightBuilder::IsOnlyReadByRows() const {
+  return !weights_->tied_head_ && ReadsRowsElsewhere();
 }
 
 absl::Status WeightBuilder::ForEachInHand(
@@ -166,7 +172,7 @@ absl::Status WeightBuilder::ForEachInHand(
     in_hand_ = kResidentParts;
     return make();
   };
-  if (!ReadsRowsOnHost()) QUIRE_RETURN_IF_ERROR(make_resident());
+  if (!IsOnlyReadByRows()) QUIRE_RETURN_IF_ERROR(make_resident());
   for (size_t part = 0; part < weights_->parts_.size(); ++part) {
     // A tied head has nothing of its own.
     const Bytes size = TensorBytes(part);
@@ -181,7 +187,7 @@ absl::Status WeightBuilder::ForEachInHand(
                                weights_->parts_[part].name,
                                weights_->parts_[part].place.tier, room));
     QUIRE_RETURN_IF_ERROR(make());
-    if (part != kEmbedding || !ReadsRowsOnHost()) continue;
+    if (part != kEmbedding || !IsOnlyReadByRows()) continue;
     weights_->residences_[part].store->SetSchedule({});
     QUIRE_RETURN_IF_ERROR(make_resident());
   }
@@ -356,11 +362,10 @@ absl::Status WeightBuilder::ConnectParts(bool loaded) {
     weights_->residences_.back() = weights_->residences_[kEmbedding];
     units_.back() = units_[kEmbedding];
   }
-  // Few rows of an embedding are read at a time: where the host has it, from
-  // there.
-  OffloadStore* embedding = nullptr;
-  if (parts[kEmbedding].place.tier == MemoryTier::kHost)
-    std::swap(embedding, weights_->residences_[kEmbedding].store);
+  // Few rows of an embedding are read at a time, from where it is kept.
+  const OffloadStore* embedding = nullptr;
+  if (ReadsRowsElsewhere())
+    embedding = std::exchange(weights_->residences_[kEmbedding].store, nullptr);
   for (const std::unique_ptr<OffloadStore>& store : weights_->stores_) {
     if (store == nullptr) continue;
     std::vector<size_t> visits;
@@ -372,13 +377,20 @@ absl::Status WeightBuilder::ConnectParts(bool loaded) {
     }
     store->SetSchedule(std::move(visits));
   }
-  if (embedding != nullptr && loaded) {
-    const DeviceAddress address(
-        reinterpret_cast<uint64_t>(weights_->embedding_.data));
-    weights_->embedding_.data =
-        embedding->HostPointer(units_[kEmbedding], address);
-  }
+  if (embedding != nullptr && loaded) ConnectEmbedding(embedding);
   return absl::OkStatus();
+}
+
+void WeightBuilder::ConnectEmbedding(const OffloadStore* store) {
+  const void*& data = weights_->embedding_.data;
+  const DeviceAddress address(reinterpret_cast<uint64_t>(data));
+  const size_t unit = units_[kEmbedding];
+  if (weights_->parts_[kEmbedding].place.tier == MemoryTier::kHost) {
+    data = store->HostPointer(unit, address);
+  } else {
+    weights_->disk_rows_ = {store, unit, address};
+    data = nullptr;
+  }
 }
 
 }  // namespace quire

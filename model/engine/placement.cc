@@ -67,7 +67,8 @@ absl::StatusOr<std::vector<Bytes>> NeededBytes(
     const Checkpoint& checkpoint, const ModelConfig& config,
     const SessionOptions& options, int device_count,
     const std::vector<MemoryPlace>& places) {
-  WeightPlacement placement{places, options.placement.offload};
+  WeightPlacement placement{places, options.placement.offload,
+                            options.placement.embedding_by_rows};
   // What the disk cannot keep without a folder is said of the map that is
   // chosen, not of those on the way.
   if (placement.offload.folder.empty()) placement.offload.folder = ".";
@@ -287,7 +288,8 @@ absl::StatusOr<PlacedWeights> PlaceWeights(const Checkpoint& checkpoint,
                                            const SessionOptions& options,
                                            const std::vector<Bytes>& limits) {
   const PlacementOptions& placement = options.placement;
-  PlacedWeights result{{{}, placement.offload}, {}};
+  PlacedWeights result{{{}, placement.offload, placement.embedding_by_rows},
+                       {}};
   if (!placement.in_use()) return result;
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<PlacementBlock> blocks,

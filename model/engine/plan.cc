@@ -169,25 +169,46 @@ Bytes HostPeak(const ModelWeights& weights, const SessionOptions& options) {
   const OffloadOptions& offload = options.placement.offload;
   const std::vector<WeightPart>& parts = weights.parts();
   const WeightStaging& staging = weights.staging();
-  // An embedding whose rows the host keeps comes before all others.
-  const bool rows =
-      parts.front().place.tier == MemoryTier::kHost && !weights.tied_head();
-  Bytes kept = rows ? parts.front().size : Bytes(0);
+  // An embedding whose rows are read elsewhere comes before all others.
+  const MemoryTier embedding = parts.front().place.tier;
+  const bool from_host = embedding == MemoryTier::kHost;
+  const bool rows_on_disk =
+      embedding == MemoryTier::kDisk && options.placement.embedding_by_rows;
+  const bool rows = (from_host || rows_on_disk) && !weights.tied_head();
+  Bytes kept;
+  std::set<DeviceId> read_back;  // devices of what is on disk
+  std::set<DeviceId> from_disk;  // devices that run what is on disk
+  Bytes rows_of_batch;
+  if (rows && from_host) {
+    kept = parts.front().size;
+  } else if (rows) {
+    kept = offload.buffer_size;
+    read_back.insert(weights.residences().front().device);
+  }
+  if (rows_on_disk) {
+    const DenseMatrix& matrix = weights.embedding();
+    rows_of_batch = BytesOf(matrix.dtype, options.decoder.max_batch_tokens *
+                                              matrix.in_features)
+                        .value_or(Bytes(0));
+  }
   Bytes peak = SaturatingAdd(kept, staging.resident);
   if (rows) peak = std::max(peak, staging.parts.front());
-  std::set<DeviceId> from_disk;  // devices that run what is on disk
   for (size_t i = rows ? 1 : 0; i < parts.size(); ++i) {
     peak = std::max(peak, SaturatingAdd(kept, staging.parts[i]));
     if (parts[i].place.tier == MemoryTier::kHost)
       kept = SaturatingAdd(kept, parts[i].size);
-    if (parts[i].place.tier == MemoryTier::kDisk && !parts[i].size.zero() &&
-        from_disk.insert(weights.residences()[i].device).second)
+    if (parts[i].place.tier != MemoryTier::kDisk || parts[i].size.zero())
+      continue;
+    const DeviceId device = weights.residences()[i].device;
+    from_disk.insert(device);
+    if (read_back.insert(device).second)
       kept = SaturatingAdd(kept, offload.buffer_size);
   }
   const auto other_buffers = CheckedMultiply(
       offload.buffer_size,
       from_disk.size() * static_cast<uint64_t>(offload.buffers - 1));
   kept = SaturatingAdd(kept, other_buffers.value_or(Bytes(UINT64_MAX)));
+  kept = SaturatingAdd(kept, rows_of_batch);
   return std::max(peak, kept);
 }
 

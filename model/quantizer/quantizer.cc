@@ -368,6 +368,11 @@ absl::Status CheckQuantizeSource(const Checkpoint& source) {
 absl::Status CheckQuantizeSource(const Session& source) {
   QUIRE_RETURN_IF_ERROR(CheckQuantizeSource(source.checkpoint()));
   const std::string& folder = source.checkpoint().folder();
+  if (source.weights().embedding_on_disk())
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder,
+        ": the embedding is read by rows, and has to be written whole "
+        "(embedding_by_rows)"));
   if (!IsDense(source.weights().output()))
     return absl::FailedPreconditionError(
         absl::StrCat(folder, ": the output head is quantised already"));

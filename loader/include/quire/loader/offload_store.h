@@ -100,9 +100,9 @@ class OffloadStore {
   absl::Status Finish(
       const Checkpoint& checkpoint, std::span<const TensorPlacement> tensors,
       const std::unordered_map<std::string, uint32_t>& checksums);
-  // The units of a pass, in order; one may occur more than once. What the host
-  // keeps and no pass has gives back its addresses and its pages of the slot,
-  // for good. May be called again, also before further units.
+  // The units of a pass, in order; one may occur more than once. What no pass
+  // has gives back its addresses and its pages of the slot, for good. May be
+  // called again, also before further units.
   void SetSchedule(std::vector<size_t> visits);
 
   // Where the first allocation of a unit lies.
@@ -110,6 +110,12 @@ class OffloadStore {
   // Where a byte of a unit on the host is kept: for what reads little of it.
   // REQUIRES: the unit is finished, and its tier is the host.
   const void* HostPointer(size_t unit, DeviceAddress address) const;
+  // Reads bytes of a unit on disk from where it is kept, for what reads little
+  // of it; no stream has a part in that. `from` lies in one tensor of it.
+  // REQUIRES: the unit is finished, and its tier is the disk. Thread-safe.
+  // Errors: kDataLoss where the file has become shorter; the system's.
+  absl::Status ReadFromDisk(size_t unit, DeviceAddress from,
+                            std::span<std::byte> out) const;
 
   // ---- Running ----
   // What is queued on `stream` from here on finds the unit of the visit in

@@ -10,6 +10,7 @@
 #define QUIRE_MODEL_MODEL_WEIGHTS_H_
 
 #include <memory>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -80,6 +81,9 @@ struct WeightTensor {
 struct WeightPlacement {
   std::vector<MemoryPlace> places;  // by part; empty: all on device 0
   OffloadOptions offload;
+  // Rows of an embedding on disk are read where they lie, and no pass copies
+  // it. False: it comes and goes as other parts do, for who reads it whole.
+  bool embedding_by_rows = true;
 };
 
 // The most that a load pins to read through: for the parts that stay on
@@ -169,7 +173,11 @@ class ModelWeights {
       const Checkpoint& checkpoint, const ModelConfig& config,
       const WeightOptions& weight_options = {});
 
+  // Its data is null where rows of it are read from the disk.
   const DenseMatrix& embedding() const { return embedding_; }
+  bool embedding_on_disk() const { return disk_rows_.store != nullptr; }
+  // One row, as it is stored, of embedding_on_disk().
+  absl::Status ReadEmbeddingRow(size_t row, std::span<std::byte> out) const;
   const std::vector<DecoderLayer>& layers() const { return layers_; }
   const ParameterVector& output_norm() const { return output_norm_; }
   const Linear& output() const { return output_; }
@@ -236,6 +244,13 @@ class ModelWeights {
   std::vector<std::unique_ptr<OffloadStore>> stores_;  // by device; or null
   std::vector<PartResidence> residences_;
   DenseMatrix embedding_;
+  // Where its rows lie, if on disk.
+  struct DiskRows {
+    const OffloadStore* store = nullptr;
+    size_t unit = 0;
+    DeviceAddress first;
+  };
+  DiskRows disk_rows_;
   std::vector<DecoderLayer> layers_;
   ParameterVector output_norm_;
   Linear output_;

@@ -80,6 +80,7 @@ struct PlacementOptions {
   // Sorted by place. Empty: what each device has, and what the host has left.
   std::vector<MemoryLimit> max_memory;
   OffloadOptions offload;
+  bool embedding_by_rows = true;  // as WeightPlacement has it
 
   bool in_use() const { return !device_map.empty() || !max_memory.empty(); }
 };
