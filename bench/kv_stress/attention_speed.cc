@@ -35,6 +35,12 @@ double ProcessorMicroseconds() {
          static_cast<double>(time.tv_nsec) / 1e3;
 }
 
+// Keys and values of their own, of elements that need no scales.
+bool IsMeasured(const KvLayerKind& kind) {
+  return HasAttention(kind) && kind.value_dim > 0 &&
+         kind.scale == KvScale::kNone;
+}
+
 // A cache with rows that are written, and the queries of one step.
 class Subject {
  public:
@@ -49,8 +55,8 @@ class Subject {
   double Microseconds() {
     const double start = ProcessorMicroseconds();
     for (const std::vector<AttentionQuery>& queries : layers_)
-      Attention(queries, dtype_, model_.query_heads, model_.kv_heads,
-                model_.head_dim, 0.1f, &pool_);
+      Attention(queries, dtype_, model_.query_heads(), model_.kv_heads(),
+                model_.head_dim(), 0.1f, &pool_);
     return ProcessorMicroseconds() - start;
   }
 
@@ -96,7 +102,7 @@ absl::Status Subject::Start(const CacheKind& kind, uint64_t rows) {
   HostDriverOptions driver;
   // And a page for the end of each part.
   driver.memory_per_device = Bytes(
-      bytes + kPageSize.value() * (kSequences + 1) * (2 * model_.layers + 1));
+      bytes + kPageSize.value() * (kSequences + 1) * (2 * model_.layers() + 1));
   driver.memory_per_device = Bytes(driver.memory_per_device.value() /
                                    kPageSize.value() * kPageSize.value());
   QUIRE_ASSIGN_OR_RETURN(driver_, HostDriver::Create(driver));
@@ -107,7 +113,7 @@ absl::Status Subject::Start(const CacheKind& kind, uint64_t rows) {
                          DeviceMemory::Create(driver_.get(), &owners_, memory));
   QUIRE_ASSIGN_OR_RETURN(cache_,
                          MakeStressCache(kind, settings, memory_.get()));
-  query_.assign(kSequences * model_.query_heads * model_.head_dim, 0.5f);
+  query_.assign(kSequences * model_.query_heads() * model_.head_dim(), 0.5f);
   output_.resize(query_.size());
   for (uint64_t i = 0; i < kSequences; ++i)
     QUIRE_RETURN_IF_ERROR(Admit(tokens));
@@ -116,13 +122,14 @@ absl::Status Subject::Start(const CacheKind& kind, uint64_t rows) {
 
 void Subject::WriteRow(DeviceAddress row) const {
   std::memset(row.host_pointer<std::byte>(), 0x11,
-              model_.LayerTokenBytes(dtype_).value() / 2);
+              uint64_t{model_.kv_heads()} * model_.head_dim() *
+                  KvElementSize(dtype_).value());
 }
 
 absl::Status Subject::Admit(uint64_t tokens) {
   QUIRE_ASSIGN_OR_RETURN(const SequenceId sequence, cache_->Admit(tokens));
   sequences_.push_back(sequence);
-  for (uint32_t layer = 0; layer < model_.layers; ++layer) {
+  for (uint32_t layer = 0; layer < model_.layers(); ++layer) {
     QUIRE_ASSIGN_OR_RETURN(const KvLayerView view,
                            cache_->View(sequence, layer));
     for (uint64_t token = 0; token < tokens; ++token) {
@@ -136,8 +143,8 @@ absl::Status Subject::Admit(uint64_t tokens) {
 // Blocks of a pool that has served for a while lie anywhere.
 absl::Status Subject::AddQueries(uint64_t tokens) {
   std::mt19937 random(1);
-  const size_t head_floats = model_.query_heads * model_.head_dim;
-  for (uint32_t layer = 0; layer < model_.layers; ++layer) {
+  const size_t head_floats = model_.query_heads() * model_.head_dim();
+  for (uint32_t layer = 0; layer < model_.layers(); ++layer) {
     std::vector<AttentionQuery> queries(kSequences);
     std::vector<uint32_t> blocks;
     size_t blocks_each = 0;
@@ -185,7 +192,7 @@ absl::StatusOr<std::vector<AttentionSpeed>> MeasureAttention(
     const std::vector<CacheKind>& kinds, uint64_t rows) {
   std::vector<AttentionSpeed> speeds(kinds.size());
   const KvModelShape shape = model.Shape(dtype);
-  if (!std::all_of(shape.layers.begin(), shape.layers.end(), HasAttention))
+  if (!std::all_of(shape.layers.begin(), shape.layers.end(), IsMeasured))
     return speeds;
   CacheKind per_layer;
   per_layer.name = "contiguous:1";

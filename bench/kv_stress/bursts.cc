@@ -24,13 +24,13 @@ absl::StatusOr<Server> MakeServer(const StressModel& model,
                                   const BurstOptions& options,
                                   DeviceMemory* memory) {
   Server server;
-  server.result.model = model.name;
+  server.result.model = model.name();
   QUIRE_ASSIGN_OR_RETURN(
       const KvLayout layout,
-      KvLayout::Create(model.Shape(KvDType::kF16), model.layers));
+      KvLayout::Create(model.Shape(KvDType::kF16), model.layers()));
   KvCacheOptions cache;
   cache.max_sequence_length = options.max_sequence_length;
-  cache.owner = memory->owners()->Register(model.name);
+  cache.owner = memory->owners()->Register(model.name());
   cache.eager_reclaim = options.eager_reclaim;
   QUIRE_ASSIGN_OR_RETURN(server.cache, KvCache::Create(memory, layout, cache));
   QUIRE_ASSIGN_OR_RETURN(server.scheduler,

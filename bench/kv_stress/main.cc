@@ -75,7 +75,8 @@ void AddOptions(CLI::App* app, Options* options) {
       ->delimiter(',')
       ->check(NumberBetween(0.0, 1e6));
   std::vector<std::string> models;
-  for (const StressModel& model : StressModels()) models.push_back(model.name);
+  for (const StressModel& model : StressModels())
+    models.push_back(model.name());
   app->add_option(
          "--bursts", options->burst_models,
          "Instead: these models take turns on the device, with a burst\n"
@@ -202,8 +203,7 @@ absl::Status Run(const Options& options) {
       {"kv_memory_bytes", simulation.kv_memory.value()},
       {"page_bytes", simulation.cache.page_size.value()},
       {"kv_bytes_per_token",
-       simulation.model.LayerTokenBytes(simulation.dtype).value() *
-           simulation.model.layers},
+       simulation.model.KvBytes(1, simulation.dtype).value()},
       {"max_model_len", simulation.cache.max_sequence_length},
       {"requests", workload.requests.size()},
       {"requests_too_long", workload.too_long},

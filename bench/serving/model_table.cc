@@ -1,60 +1,70 @@
 #include "bench/serving/model_table.h"
 
 #include <algorithm>
-#include <vector>
+#include <utility>
 
+#include "quire/model/kv_config.h"
 #include "quire/model/published_models.h"
 
 namespace quire {
 namespace {
 
-// In which all layers have the same heads, and those with windows the same
-// window: of such are the published ones.
-StressModel MakeStressModel(const PublishedModel& published,
-                            const KvConfig& config) {
-  StressModel model = {
-      .name = published.name,
-      .layers = static_cast<uint32_t>(config.shape.layers.size()),
-      .query_heads = config.query_heads,
-      .max_positions = config.max_positions,
-      .weights = published.weights,
-      .active_parameters = published.active_parameters};
-  for (const KvLayerKind& kind : config.shape.layers) {
-    model.kv_heads = kind.kv_heads;
-    model.head_dim = kind.key_dim;
-    if (kind.window == 0) continue;
-    ++model.window_layers;
-    model.window = kind.window;
-  }
-  return model;
+uint64_t TokenBytes(const KvLayerKind& kind, KvDType dtype) {
+  KvModelShape one;
+  one.layers = {kind};
+  const auto layout = KvLayout::Create(WithElements(std::move(one), dtype), 1);
+  return layout.ok() ? layout->TokenBytes().value() : 0;
+}
+
+uint64_t KeptRows(const KvLayerKind& kind, uint64_t tokens) {
+  const KvKeptTokens kept = KeptTokens(kind, tokens);
+  return kept.sinks + (tokens - std::max(kept.first, kept.sinks));
 }
 
 }  // namespace
 
-Bytes StressModel::LayerTokenBytes(KvDType dtype) const {
-  return Bytes(2 * uint64_t{kv_heads} * head_dim *
-               KvElementSize(dtype).value());
+StressModel::StressModel(std::string name, KvModelShape shape,
+                         uint32_t query_heads, uint64_t max_positions)
+    : name_(std::move(name)),
+      shape_(std::move(shape)),
+      query_heads_(query_heads),
+      max_positions_(max_positions) {
+  for (const KvLayerKind& layer : shape_.layers) {
+    auto kind =
+        std::find_if(kinds_.begin(), kinds_.end(),
+                     [&](const Kind& known) { return known.kind == layer; });
+    if (kind == kinds_.end()) {
+      kind = kinds_.insert(kind, {.kind = layer});
+      for (size_t i = 0; i < kDTypes; ++i) {
+        kind->token_bytes[i] = TokenBytes(layer, static_cast<KvDType>(i));
+      }
+    }
+    ++kind->layers;
+  }
 }
 
-// Which layers have the windows makes no difference to what they take.
 KvModelShape StressModel::Shape(KvDType dtype) const {
-  KvModelShape shape(KvShape{layers, kv_heads, head_dim, dtype});
-  for (uint32_t layer = 0; layer < window_layers; ++layer)
-    shape.layers[layer].window = window;
-  return shape;
+  return WithElements(shape_, dtype);
 }
 
 Bytes StressModel::KvBytes(uint64_t tokens, KvDType dtype) const {
-  const uint64_t rows = (layers - window_layers) * tokens +
-                        window_layers * std::min(tokens, window);
-  return Bytes(rows * LayerTokenBytes(dtype).value());
+  uint64_t bytes = 0;
+  for (const Kind& kind : kinds_) {
+    bytes += kind.layers * KeptRows(kind.kind, tokens) *
+             kind.token_bytes[static_cast<size_t>(dtype)];
+  }
+  return Bytes(bytes);
 }
 
 double StressModel::AttentionFlops(uint64_t context) const {
-  const double rows =
-      (layers - window_layers) * static_cast<double>(context) +
-      window_layers * static_cast<double>(std::min(context, window));
-  return 4.0 * query_heads * head_dim * rows;  // q*k and p*v, two each
+  double elements = 0;
+  for (const Kind& kind : kinds_) {
+    const uint64_t value_dim =
+        kind.kind.value_dim > 0 ? kind.kind.value_dim : kind.kind.key_dim;
+    elements += static_cast<double>(kind.layers * KeptRows(kind.kind, context) *
+                                    (kind.kind.key_dim + value_dim));
+  }
+  return 2.0 * query_heads_ * elements;  // q*k and p*v, two each
 }
 
 std::span<const StressModel> StressModels() {
@@ -63,7 +73,12 @@ std::span<const StressModel> StressModels() {
     for (const PublishedModel& published : PublishedModels()) {
       // A table of constants, every entry of which its test reads.
       const absl::StatusOr<KvConfig> config = published.ParseKv();
-      if (config.ok()) all->push_back(MakeStressModel(published, *config));
+      if (!config.ok()) continue;
+      StressModel& model =
+          all->emplace_back(published.name, config->shape, config->query_heads,
+                            config->max_positions);
+      model.weights = published.weights;
+      model.active_parameters = published.active_parameters;
     }
     return all;
   }();
@@ -74,7 +89,7 @@ const StressModel* FindStressModel(const std::string& name) {
   const std::span<const StressModel> models = StressModels();
   const auto found = std::find_if(
       models.begin(), models.end(),
-      [&](const StressModel& model) { return model.name == name; });
+      [&](const StressModel& model) { return model.name() == name; });
   return found == models.end() ? nullptr : &*found;
 }
 

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,10 +24,15 @@ constexpr uint64_t kMostPages = uint64_t{1} << 21;
 constexpr uint64_t kMostRequests = 10'000'000;
 constexpr double kYear = 365.25 * 86400;
 
+// Those of 8 bits have scales of 16, one a head of keys and one of values.
+constexpr KvDType kDTypes[] = {KvDType::kF32,    KvDType::kF16,
+                               KvDType::kBF16,   KvDType::kF8E4M3,
+                               KvDType::kF8E5M2, KvDType::kInt8};
+
 KvDType ParseDType(const std::string& name) {
-  return name == "f32"    ? KvDType::kF32
-         : name == "bf16" ? KvDType::kBF16
-                          : KvDType::kF16;
+  return *std::find_if(
+      std::begin(kDTypes), std::end(kDTypes),
+      [&](KvDType dtype) { return name == KvDTypeName(dtype); });
 }
 
 // Of a sequence at a step of its life: there is one for each of its new tokens,
@@ -59,7 +65,10 @@ KvWorkload MakeKvWorkload(double waste_limit,
 
 void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
   std::vector<std::string> models;
-  for (const StressModel& model : StressModels()) models.push_back(model.name);
+  for (const StressModel& model : StressModels())
+    models.push_back(model.name());
+  std::vector<std::string> dtypes;
+  for (const KvDType dtype : kDTypes) dtypes.push_back(KvDTypeName(dtype));
   app->add_option("--model", arguments->model,
                   "Whose KV cache it is; its weights take of the device memory")
       ->check(CLI::IsMember(models));
@@ -90,8 +99,10 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
          "backed ahead, of what sequences keep")
       ->check(NumberBetween(0.0, 1.0))
       ->capture_default_str();
-  app->add_option("--dtype", arguments->dtype, "Of the cache")
-      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+  app->add_option("--dtype", arguments->dtype,
+                  "Of the cache; those of 8 bits have scales of 16 bits, one\n"
+                  "for each token and head")
+      ->check(CLI::IsMember(dtypes))
       ->capture_default_str();
   app->add_option("--map-ahead", arguments->map_ahead,
                   "Pages mapped beyond the need, per group of layers")
@@ -256,12 +267,11 @@ absl::StatusOr<SimulationOptions> MakeSimulation(
           "the weights of ", arguments.model, ", ", FormatBytes(model->weights),
           ", leave nothing of ", arguments.device_memory));
   } else {
-    simulation.model = {.name = "",
-                        .layers = arguments.layers,
-                        .query_heads = arguments.kv_heads,
-                        .kv_heads = arguments.kv_heads,
-                        .head_dim = arguments.head_dim,
-                        .max_positions = 8192};
+    simulation.model =
+        StressModel("",
+                    KvShape{arguments.layers, arguments.kv_heads,
+                            arguments.head_dim, KvDType::kF16},
+                    /*query_heads=*/arguments.kv_heads, /*max_positions=*/8192);
   }
   if (simulation.kv_memory < page)
     return absl::InvalidArgumentError(
@@ -271,7 +281,7 @@ absl::StatusOr<SimulationOptions> MakeSimulation(
                      FormatBytes(simulation.kv_memory)));
   simulation.cache.shape = simulation.model.Shape(simulation.dtype);
   simulation.cache.max_sequence_length = arguments.max_model_len == 0
-                                             ? simulation.model.max_positions
+                                             ? simulation.model.max_positions()
                                              : arguments.max_model_len;
   simulation.cache.max_sequences = arguments.max_sequences;
   simulation.cache.page_size = page;

@@ -305,10 +305,45 @@ TEST(StressModelTest, KvBytesAreTheFormula) {
   EXPECT_EQ(bytes("gpt-oss-20b", 1000), 1000u * 24'576 + 128u * 24'576);
   EXPECT_EQ(FindStressModel("qwen3-8b")->KvBytes(1, KvDType::kF32).value(),
             294'912u);
+  // 27 latent vectors of 512 and 64 elements.
+  EXPECT_EQ(bytes("deepseek-v2-lite", 10), 10u * 27 * 576 * 2);
   EXPECT_EQ(FindStressModel("gpt-5"), nullptr);
   // Two products and two sums a pair of elements, for 32 heads of 128.
   EXPECT_EQ(FindStressModel("qwen3-8b")->AttentionFlops(10),
             4.0 * 32 * 128 * 36 * 10);
+}
+
+// A byte an element, and two for the scale of each head of keys and of values.
+TEST(StressModelTest, ElementsOf8BitsHaveScales) {
+  for (const KvDType dtype :
+       {KvDType::kF8E4M3, KvDType::kF8E5M2, KvDType::kInt8}) {
+    EXPECT_EQ(FindStressModel("qwen3-8b")->KvBytes(100, dtype).value(),
+              100u * 36 * 2 * 8 * (128 + 2));
+    EXPECT_EQ(FindStressModel("gpt-oss-20b")->KvBytes(1000, dtype).value(),
+              (1000u + 128) * 12 * 2 * 8 * (64 + 2));
+    EXPECT_EQ(FindStressModel("deepseek-v2-lite")->KvBytes(1, dtype).value(),
+              27u * (576 + 2));
+  }
+}
+
+// What the simulation counts is what the cache keeps.
+TEST(StressModelTest, KvBytesAreThoseOfTheLayout) {
+  for (const StressModel& model : StressModels()) {
+    SCOPED_TRACE(model.name());
+    for (const KvDType dtype :
+         {KvDType::kF32, KvDType::kBF16, KvDType::kInt8}) {
+      const auto layout = KvLayout::Create(model.Shape(dtype), 1);
+      ASSERT_TRUE(layout.ok()) << layout.status();
+      for (const uint64_t tokens : {1, 100, 128, 129, 5000}) {
+        EXPECT_EQ(model.KvBytes(tokens, dtype), layout->KeptBytes(tokens));
+      }
+    }
+  }
+}
+
+TEST(StressModelTest, ALatentVectorIsKeyAndValue) {
+  EXPECT_EQ(FindStressModel("deepseek-v2-lite")->AttentionFlops(10),
+            2.0 * 16 * (576 + 576) * 27 * 10);
 }
 
 TEST(CostModelTest, ReadsTheFileThatIsHere) {

@@ -8,9 +8,9 @@ nlohmann::json ServingSettingsToJson(const ServingArguments& arguments,
   const BatchLimitOptions& levels = simulation.scheduler.batch_limit;
   const StressModel& model = simulation.model;
   return {{"model", arguments.model},
-          {"layers", model.layers},
-          {"kv_heads", model.kv_heads},
-          {"head_dim", model.head_dim},
+          {"layers", model.layers()},
+          {"kv_heads", model.kv_heads()},
+          {"head_dim", model.head_dim()},
           {"card", costs.card()},
           {"device_memory", arguments.device_memory},
           {"gpu_memory_utilization", arguments.memory_utilization},

@@ -67,12 +67,8 @@ TEST(SimulatedTimingsTest, AreThoseOfTheSteps) {
       "test");
   ASSERT_TRUE(costs.ok()) << costs.status();
   SimulationOptions options;
-  options.model = {.name = "tiny",
-                   .layers = 2,
-                   .query_heads = 1,
-                   .kv_heads = 1,
-                   .head_dim = 64,
-                   .max_positions = 1024};
+  options.model = StressModel("tiny", KvShape{2, 1, 64, KvDType::kF16},
+                              /*query_heads=*/1, /*max_positions=*/1024);
   options.cache.shape = options.model.Shape(options.dtype);
   options.cache.max_sequence_length = 1024;
   options.cache.max_sequences = 1;

@@ -81,6 +81,8 @@ TEST(KvConfigTest, PublishedModelsAreTheFormula) {
       {"gemma2-9b", 42 * 2 * 8 * 256 * 2, 21, 4096, 8192},
       {"gemma3-12b", 48 * 2 * 8 * 256 * 2, 40, 1024, 131072},
       {"gpt-oss-20b", 24 * 2 * 8 * 64 * 2, 12, 128, 131072},
+      // One vector a layer instead of keys and values.
+      {"deepseek-v2-lite", 27 * (512 + 64) * 2, 0, 0, 163840},
   };
   ASSERT_EQ(PublishedModels().size(), std::size(expected));
   for (const auto& model : expected) {

@@ -53,6 +53,14 @@ constexpr PublishedModel kModels[] = {
          "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
          "max_position_embeddings": 131072, "sliding_window": 128})",
      Bytes(13'761'264'768), 3.6e9},
+    // Multi-head latent attention: 512 elements that keys and values come from,
+    // and 64 of the position.
+    {"deepseek-v2-lite",
+     R"({"model_type": "deepseek_v2", "num_hidden_layers": 27,
+         "num_attention_heads": 16, "num_key_value_heads": 16,
+         "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+         "max_position_embeddings": 163840})",
+     Bytes(31'412'968'448), 2.4e9},
 };
 
 }  // namespace
