@@ -71,6 +71,11 @@ std::vector<Row> Rows() {
        number([](const R& r) { return r.scheduler.preemptions; })},
       {"  tokens computed again",
        number([](const R& r) { return r.scheduler.recomputed_tokens; })},
+      {"  swapped out", number([](const R& r) { return r.scheduler.swaps; })},
+      {"    copied, both ways",
+       [](const R& r) {
+         return FormatBytes(SaturatingAdd(r.swapped_out, r.swapped_in));
+       }},
       {"prompt tokens from cache",
        number([](const R& r) { return r.scheduler.cached_tokens; })},
       {"running, mean", decimals("%.1f", [](const R& r) { return r.running; })},
@@ -154,6 +159,10 @@ nlohmann::json ResultToJson(const StressResult& result) {
           {"admitted_requests", r.scheduler.admissions},
           {"preempted_requests", r.scheduler.preemptions},
           {"recomputed_tokens", r.scheduler.recomputed_tokens},
+          {"swapped_requests", r.scheduler.swaps},
+          {"swapped_out_bytes", r.swapped_out.value()},
+          {"swapped_in_bytes", r.swapped_in.value()},
+          {"swap_virtual_ms", r.copy_ms},
           {"cached_prompt_tokens", r.scheduler.cached_tokens},
           {"batch_limit_halvings", r.scheduler.halvings},
           {"prompt_tokens", r.prompt_tokens},

@@ -117,6 +117,7 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> MakeStressCache(
                           .clock = settings.clock};
     options.eager_reclaim = settings.eager_reclaim;
     options.max_parked = settings.max_parked;
+    options.swap_space = settings.swap_space;
     options.stream = settings.stream;
     QUIRE_ASSIGN_OR_RETURN(cache, KvCache::Create(memory, layout, options));
   }

@@ -47,6 +47,7 @@ struct CacheSettings {
   std::function<uint64_t()> clock;
   bool eager_reclaim = false;
   PageCount max_parked = kAllParked;
+  Bytes swap_space;
   OwnerId owner;
   StreamId stream;
 };

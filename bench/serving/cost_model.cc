@@ -121,6 +121,10 @@ absl::StatusOr<CostModel> CostModel::Parse(const std::string& text,
   model.flops_per_ns_ = tflops * 1e3 * compute;
   model.bytes_per_ns_ = bandwidth * memory;
   model.step_overhead_ns_ = overhead * 1e3;
+  if (roofline.Find("host_copy_gb_per_s") != nullptr) {
+    QUIRE_ASSIGN_OR_RETURN(model.host_bytes_per_ns_,
+                           roofline.Positive("host_copy_gb_per_s"));
+  }
   return model;
 }
 
@@ -128,6 +132,12 @@ DriverCostTable CostModel::DriverCosts(double create_page_us) const {
   DriverCostTable costs = calls_;
   costs.create_page = Nanoseconds(create_page_us);
   return costs;
+}
+
+std::optional<uint64_t> CostModel::HostCopyNanoseconds(Bytes bytes) const {
+  if (host_bytes_per_ns_ == 0) return std::nullopt;
+  return static_cast<uint64_t>(static_cast<double>(bytes.value()) /
+                               host_bytes_per_ns_);
 }
 
 uint64_t CostModel::StepNanoseconds(const StressModel& model,

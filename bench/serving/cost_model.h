@@ -5,6 +5,7 @@
 #define QUIRE_BENCH_SERVING_COST_MODEL_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,9 @@ class CostModel {
   // rows of the cache at that of its memory, whichever takes longer.
   uint64_t StepNanoseconds(const StressModel& model,
                            const StepWork& work) const;
+  // Of a copy to or from pinned host memory; nullopt where the file does not
+  // say.
+  std::optional<uint64_t> HostCopyNanoseconds(Bytes bytes) const;
 
  private:
   std::string card_;
@@ -45,6 +49,7 @@ class CostModel {
   double flops_per_ns_ = 0;
   double bytes_per_ns_ = 0;
   double step_overhead_ns_ = 0;
+  double host_bytes_per_ns_ = 0;  // 0: unknown
 };
 
 }  // namespace quire

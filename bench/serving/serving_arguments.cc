@@ -119,6 +119,13 @@ void AddServingArguments(CLI::App* app, ServingArguments* arguments) {
   app->add_option("--max-parked", arguments->max_parked,
                   "With --park the part of the cache's memory that may be so")
       ->check(NumberBetween(0.0, 1.0));
+  app->add_option(
+         "--swap-space", arguments->swap_space,
+         "Pinned host memory to which contiguous caches move requests\n"
+         "that are preempted, as long as there is some; it is really\n"
+         "taken. Others are computed again")
+      ->check(ByteSize())
+      ->capture_default_str();
   app->add_option("--requests", arguments->requests,
                   "So many requests; 0: all of a trace (of servegen 10000), "
                   "2000 random ones")
@@ -295,6 +302,7 @@ absl::StatusOr<SimulationOptions> MakeSimulation(
     simulation.cache.max_parked = PageCount(static_cast<uint64_t>(
         static_cast<double>(simulation.kv_memory.value() / page.value()) *
         *arguments.max_parked));
+  simulation.cache.swap_space = *ParseBytes(arguments.swap_space);
   simulation.prepare_pages = page_ahead > 0;
   simulation.scheduler.prepare_next = page_ahead > 0;
   simulation.scheduler.max_num_seqs = arguments.max_sequences;

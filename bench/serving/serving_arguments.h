@@ -39,6 +39,7 @@ struct ServingArguments {
   std::optional<uint32_t> page_ahead;
   bool park = false;
   std::optional<double> max_parked;  // with park, a part of the memory
+  std::string swap_space = "0";
   RandomRequestOptions random;
   uint64_t requests = 0;
   double load_factor = 1;

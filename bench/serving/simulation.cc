@@ -67,7 +67,11 @@ class Simulation {
   StepWork WorkOf(std::span<const ScheduledTokens> step);
   // Nanoseconds of the calls since the last one, which are added to the sums.
   uint64_t CountDriverCalls(uint64_t* calls, double* ms);
+  // The same for what was copied to the host and back since the last time.
+  uint64_t CountCopies();
   void Sample(double weight);
+  // There is such a sequence, and it is not swapped out.
+  bool IsOnDevice(SequenceId sequence) const;
   double LiveBytes() const;
   Bytes Held() const {
     const CacheUse use = cache_->Use();
@@ -105,6 +109,11 @@ absl::Status Simulation::Start(const CacheKind& kind, double create_page_us) {
   result_.cache = kind.name;
   blocks_ = kind.family == CacheKind::Family::kBlocks;
   result_.create_page_us = create_page_us;
+  if (!options_.cache.swap_space.zero() &&
+      !costs_.HostCopyNanoseconds(Bytes(1)))
+    return absl::InvalidArgumentError(
+        "swap space, and the file of costs does not say what copies to the "
+        "host take: roofline.host_copy_gb_per_s");
   CacheSettings settings = options_.cache;
   settings.owner = owners_.Register("kv");
   HostDriverOptions driver;
@@ -133,10 +142,10 @@ absl::Status Simulation::Start(const CacheKind& kind, double create_page_us) {
   TokenSource source;
   if (options_.prefixes)
     source = [this](RequestId id) { return tokens_.Of(id); };
-  QUIRE_ASSIGN_OR_RETURN(
-      scheduler_, Scheduler::Create(cache_.get(), options_.scheduler,
-                                    MakeVictimPolicy(options_.policy), nullptr,
-                                    std::move(source)));
+  QUIRE_ASSIGN_OR_RETURN(scheduler_,
+                         Scheduler::Create(cache_.get(), options_.scheduler,
+                                           MakeVictimPolicy(options_.policy),
+                                           cache_->swap(), std::move(source)));
   // What a start costs, no step waits for.
   driver_calls_ = CountMappingCalls(*driver_);
   driver_ns_ = driver_->clock()->nanoseconds();
@@ -193,7 +202,7 @@ absl::Status Simulation::Step() {
   double host_us = MicrosecondsSince(start);
   const uint64_t waited_ns =
       CountDriverCalls(&result_.driver_calls, &result_.driver_ms);
-  now_ns_ += waited_ns;
+  now_ns_ += waited_ns + CountCopies();
 
   QUIRE_RETURN_IF_ERROR(scheduler_->PrepareNext());
   if (contiguous_ != nullptr)
@@ -203,7 +212,7 @@ absl::Status Simulation::Step() {
 
   const uint64_t compute_ns =
       costs_.StepNanoseconds(options_.model, WorkOf(step));
-  const uint64_t busy_ns = std::max(meanwhile_ns, compute_ns);
+  const uint64_t busy_ns = std::max(meanwhile_ns + CountCopies(), compute_ns);
   // The device has done, and the next step waits for what is still called.
   const uint64_t overrun_ns = busy_ns - compute_ns;
   now_ns_ += busy_ns;
@@ -277,12 +286,31 @@ uint64_t Simulation::CountDriverCalls(uint64_t* calls, double* ms) {
   return nanoseconds;
 }
 
+uint64_t Simulation::CountCopies() {
+  if (contiguous_ == nullptr) return 0;
+  const KvCacheStatistics statistics = contiguous_->GetStatistics();
+  const uint64_t before =
+      result_.swapped_out.value() + result_.swapped_in.value();
+  result_.swapped_out = statistics.bytes_swapped_out;
+  result_.swapped_in = statistics.bytes_swapped_in;
+  const Bytes copied(result_.swapped_out.value() + result_.swapped_in.value() -
+                     before);
+  const uint64_t nanoseconds = costs_.HostCopyNanoseconds(copied).value_or(0);
+  result_.copy_ms += static_cast<double>(nanoseconds) / 1e6;
+  return nanoseconds;
+}
+
+bool Simulation::IsOnDevice(SequenceId sequence) const {
+  return options_.cache.swap_space.zero() ? cache_->Length(sequence).ok()
+                                          : cache_->View(sequence, 0).ok();
+}
+
 // Requests that were preempted have no sequence any more, or another one once
 // they are computed again.
 double Simulation::LiveBytes() const {
   double live = 0;
   for (const auto& [id, progress] : progress_) {
-    if (cache_->Length(progress.sequence).ok())
+    if (IsOnDevice(progress.sequence))
       live += static_cast<double>(
           options_.model.KvBytes(progress.computed, options_.dtype).value());
   }

@@ -96,6 +96,12 @@ struct SimulationResult {
   // as well.
   double overrun_ms = 0;
   double longest_wait_ms = 0;  // of one step, for calls of either kind
+  // Of requests that were swapped out, and back; steps wait for what is copied
+  // before them, and not for what is copied while the device computes, unless
+  // it outlasts that.
+  Bytes swapped_out;
+  Bytes swapped_in;
+  double copy_ms = 0;
   uint64_t decode_steps = 0;
   uint64_t decode_steps_waiting = 0;  // for calls of either kind
   uint64_t decode_steps_overrun = 0;  // of these, for calls made meanwhile

@@ -104,5 +104,35 @@ TEST(SimulationTest, CallsThatOutlastAStepAreWaits) {
   EXPECT_GT(result->overrun_ms, 0);
 }
 
+// More than the device holds, so that some are preempted.
+TEST(SimulationTest, WhatIsSwappedIsNotComputedAgain) {
+  ServingArguments arguments;
+  arguments.device_memory = "2GiB";
+  arguments.headroom = "0";
+  arguments.random.requests = 300;
+  arguments.random.prompt_mean = 400;
+  arguments.random.output_mean = 400;
+  arguments.random.arrivals_per_step = 1;
+  arguments.caches = {"contiguous:36"};
+  const std::vector<SimulationResult> without = Serve(arguments);
+  ASSERT_EQ(without.size(), 1u);
+  EXPECT_GT(without[0].scheduler.preemptions, 0u);
+  EXPECT_GT(without[0].scheduler.recomputed_tokens, 0u);
+  EXPECT_EQ(without[0].scheduler.swaps, 0u);
+  EXPECT_EQ(without[0].swapped_out, Bytes(0));
+  arguments.swap_space = "2GiB";
+  const std::vector<SimulationResult> with = Serve(arguments);
+  ASSERT_EQ(with.size(), 1u);
+  EXPECT_EQ(with[0].scheduler.swaps, with[0].scheduler.preemptions);
+  EXPECT_GT(with[0].scheduler.swaps, 0u);
+  EXPECT_EQ(with[0].scheduler.recomputed_tokens, 0u);
+  // All came back, over 24 GB/s.
+  EXPECT_GT(with[0].swapped_out, Bytes(0));
+  EXPECT_EQ(with[0].swapped_in, with[0].swapped_out);
+  EXPECT_NEAR(with[0].copy_ms,
+              2 * static_cast<double>(with[0].swapped_out.value()) / 24e6,
+              0.001);
+}
+
 }  // namespace
 }  // namespace quire
