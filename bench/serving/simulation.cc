@@ -202,7 +202,8 @@ absl::Status Simulation::Step() {
   double host_us = MicrosecondsSince(start);
   const uint64_t waited_ns =
       CountDriverCalls(&result_.driver_calls, &result_.driver_ms);
-  now_ns_ += waited_ns + CountCopies();
+  const uint64_t copied_before_ns = CountCopies();
+  now_ns_ += waited_ns + copied_before_ns;
 
   QUIRE_RETURN_IF_ERROR(scheduler_->PrepareNext());
   if (contiguous_ != nullptr)
@@ -212,9 +213,10 @@ absl::Status Simulation::Step() {
 
   const uint64_t compute_ns =
       costs_.StepNanoseconds(options_.model, WorkOf(step));
-  const uint64_t busy_ns = std::max(meanwhile_ns + CountCopies(), compute_ns);
+  const uint64_t called_ns = std::max(meanwhile_ns, compute_ns);
+  const uint64_t busy_ns = std::max(called_ns, CountCopies());
   // The device has done, and the next step waits for what is still called.
-  const uint64_t overrun_ns = busy_ns - compute_ns;
+  const uint64_t overrun_ns = called_ns - compute_ns;
   now_ns_ += busy_ns;
   bool decodes = false;
   std::vector<RequestId> last;
@@ -233,8 +235,9 @@ absl::Status Simulation::Step() {
       last.push_back(item.request);
     }
   }
-  Sample(options_.clock_is_steps ? 1
-                                 : static_cast<double>(waited_ns + busy_ns));
+  Sample(options_.clock_is_steps
+             ? 1
+             : static_cast<double>(waited_ns + copied_before_ns + busy_ns));
   ++result_.steps;
   WeighIdle();
 

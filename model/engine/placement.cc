@@ -71,7 +71,7 @@ absl::StatusOr<std::vector<Bytes>> NeededBytes(
                             options.placement.embedding_by_rows};
   // What the disk cannot keep without a folder is said of the map that is
   // chosen, not of those on the way.
-  if (placement.offload.folder.empty()) placement.offload.folder = ".";
+  if (placement.offload.folder.empty()) placement.offload.folder.assign(1, '.');
   QUIRE_ASSIGN_OR_RETURN(
       const Reservation reservation,
       ReserveModel(checkpoint, config, options, placement, device_count));

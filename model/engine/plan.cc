@@ -236,7 +236,7 @@ absl::StatusOr<PlannedAlternative> TryPlacement(
   if (absl::IsFailedPrecondition(look.status()) &&
       placement.offload.folder.empty()) {
     alternative.needs_folder = true;
-    placement.offload.folder = ".";  // any: nothing is written
+    placement.offload.folder.assign(1, '.');  // any: nothing is written
     look =
         LookAt(checkpoint, config, options, placement, limits, max_model_len);
   }
