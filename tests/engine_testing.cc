@@ -61,16 +61,17 @@ std::unique_ptr<Session> Open(const SessionOptions& options) {
   return session.ok() ? *std::move(session) : nullptr;
 }
 
-Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
+Outcome Continue(Session& session, const Texts& prompts,
+                 std::span<const uint64_t> new_tokens,
                  const EngineOptions& options) {
   const auto engine =
       Engine::Create(&session.decoder(), &session.cache(), options);
   EXPECT_TRUE(engine.ok()) << engine.status();
   if (!engine.ok()) return {};
-  for (const auto& prompt : prompts) {
+  for (size_t i = 0; i < prompts.size(); ++i) {
     Request request;
-    request.prompt = prompt;
-    request.max_new_tokens = new_tokens;
+    request.prompt = prompts[i];
+    request.max_new_tokens = new_tokens[i];
     EXPECT_TRUE((*engine)->Add(std::move(request)).ok());
   }
   const absl::Status status = (*engine)->RunToCompletion();
@@ -82,6 +83,12 @@ Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
     run.continuations.push_back(completion.tokens);
   run.statistics = (*engine)->statistics();
   return run;
+}
+
+Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
+                 const EngineOptions& options) {
+  return Continue(session, prompts,
+                  std::vector<uint64_t>(prompts.size(), new_tokens), options);
 }
 
 Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,10 @@ struct Outcome {
 };
 // Continues all prompts to the end, and looks whether the cache is as it should
 // be.
+// `new_tokens`: of each prompt.
+Outcome Continue(Session& session, const Texts& prompts,
+                 std::span<const uint64_t> new_tokens,
+                 const EngineOptions& options);
 Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
                  const EngineOptions& options);
 Outcome Continue(Session& session, const Texts& prompts, uint64_t new_tokens,
