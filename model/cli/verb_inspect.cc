@@ -134,8 +134,7 @@ json DescribeScaled(const QuantizedModules& quantized) {
 
 // Reads from the files, and shows how far it has come where a person watches.
 PieceReader ReadingFrom(const Checkpoint& checkpoint) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   return [&checkpoint, show = LoadProgressLine(), start, last = start,
           done = Bytes(0)](const TensorInfo& tensor, Bytes unit,
                            const SeePiece& see) mutable {
@@ -143,7 +142,7 @@ PieceReader ReadingFrom(const Checkpoint& checkpoint) {
         checkpoint, tensor, unit, [&](std::span<const std::byte> piece) {
           see(piece);
           done = SaturatingAdd(done, Bytes(piece.size()));
-          const auto now = Clock::now();
+          const auto now = std::chrono::steady_clock::now();
           if (!show || now - last < std::chrono::milliseconds(250)) return;
           last = now;
           show({done, checkpoint.total_size(),

@@ -59,13 +59,13 @@ struct LoadSummary {
   std::vector<std::string> warnings;
 };
 
-absl::Status PrintSummary(const LoadSummary& summary, bool json) {
+absl::Status PrintSummary(const LoadSummary& summary, bool as_json) {
   const LoadReport& report = summary.report;
   const double rate =
       report.seconds > 0
           ? static_cast<double>(report.bytes.value()) / report.seconds
           : 0;
-  if (json) {
+  if (as_json) {
     nlohmann::json result = {{"bytes", report.bytes.value()},
                              {"seconds", report.seconds},
                              {"bytes_per_second", rate},

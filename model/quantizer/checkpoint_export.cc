@@ -18,7 +18,7 @@ namespace quire {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
+using Json = nlohmann::json;
 
 constexpr std::array<const char*, 4> kTokenizerFiles = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -27,7 +27,7 @@ constexpr std::array<const char*, 4> kModelFiles = {
     "config.json", "quantize_config.json", "generation_config.json",
     "model.safetensors"};
 
-absl::Status WriteJson(const std::string& path, const json& value) {
+absl::Status WriteJson(const std::string& path, const Json& value) {
   return WriteFile(path, value.dump(2) + "\n");
 }
 
@@ -47,7 +47,7 @@ absl::Status CopyFiles(const Checkpoint& source,
   return absl::OkStatus();
 }
 
-json RopeScalingJson(const RopeConfig& rope) {
+Json RopeScalingJson(const RopeConfig& rope) {
   switch (rope.scaling) {
     case RopeScaling::kNone:
       return nullptr;
@@ -76,11 +76,11 @@ json RopeScalingJson(const RopeConfig& rope) {
 }
 
 // config.json of a model that came without one.
-json ConfigFromGguf(const Checkpoint& source, const ModelConfig& config,
+Json ConfigFromGguf(const Checkpoint& source, const ModelConfig& config,
                     bool attention_bias) {
   const FamilyTraits* const family =
       FindFamily(CheckpointFormat::kSafetensors, config.family);
-  json result = {{"architectures", {family->transformers_class}},
+  Json result = {{"architectures", {family->transformers_class}},
                  {"model_type", config.family},
                  {"hidden_act", "silu"},
                  {"hidden_size", config.hidden_size},
@@ -102,19 +102,19 @@ json ConfigFromGguf(const Checkpoint& source, const ModelConfig& config,
   if (config.eos_tokens.size() == 1)
     result["eos_token_id"] = config.eos_tokens[0];
   const JsonFields metadata(source.gguf_metadata(), "");
-  if (const json* bos = metadata.Find("tokenizer.ggml.bos_token_id"))
+  if (const Json* bos = metadata.Find("tokenizer.ggml.bos_token_id"))
     result["bos_token_id"] = *bos;
   return result;
 }
 
 // The text of a special token that the metadata gives by id.
-json SpecialToken(const JsonFields& metadata, const char* id_key,
+Json SpecialToken(const JsonFields& metadata, const char* id_key,
                   const Tokenizer& tokenizer) {
   const auto id = metadata.GetUint(id_key, 0, INT32_MAX);
   if (!id.ok()) return nullptr;
   const TokenId token = static_cast<TokenId>(*id);
   const auto text = tokenizer.Decode(std::span(&token, 1));
-  return text.ok() ? json(*text) : json(nullptr);
+  return text.ok() ? Json(*text) : Json(nullptr);
 }
 
 }  // namespace
@@ -165,9 +165,9 @@ bool IsExportedFile(std::string_view name) {
 }
 
 absl::Status WriteConfig(const Checkpoint& source, const ModelConfig& config,
-                         bool attention_bias, const json& quantization,
+                         bool attention_bias, const Json& quantization,
                          const std::string& folder) {
-  json result = source.format() == CheckpointFormat::kGguf
+  Json result = source.format() == CheckpointFormat::kGguf
                     ? ConfigFromGguf(source, config, attention_bias)
                     : source.config();
   result["quantization_config"] = quantization;
@@ -189,17 +189,17 @@ absl::Status WriteTokenizer(const Checkpoint& source,
   QUIRE_RETURN_IF_ERROR(
       WriteJson(folder + "/tokenizer.json", tokenizer->ToTokenizerJson()));
   const JsonFields metadata(source.gguf_metadata(), "");
-  json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
+  Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
   const std::array<std::pair<const char*, const char*>, 4> kSpecial = {
       {{"bos_token", "tokenizer.ggml.bos_token_id"},
        {"eos_token", "tokenizer.ggml.eos_token_id"},
        {"unk_token", "tokenizer.ggml.unknown_token_id"},
        {"pad_token", "tokenizer.ggml.padding_token_id"}}};
   for (const auto& [field, key] : kSpecial) {
-    const json text = SpecialToken(metadata, key, *tokenizer);
+    const Json text = SpecialToken(metadata, key, *tokenizer);
     if (!text.is_null()) config[field] = text;
   }
-  if (const json* chat_template = metadata.Find("tokenizer.chat_template"))
+  if (const Json* chat_template = metadata.Find("tokenizer.chat_template"))
     config["chat_template"] = *chat_template;
   return WriteJson(folder + "/tokenizer_config.json", config);
 }

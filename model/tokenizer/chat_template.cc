@@ -18,7 +18,7 @@ namespace quire {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
+using Json = nlohmann::json;
 using Templates = std::map<std::string, std::string>;
 
 constexpr char kDefault[] = "default";
@@ -41,11 +41,11 @@ absl::StatusOr<Templates> OfGguf(const Checkpoint& checkpoint) {
 }
 
 absl::StatusOr<Templates> OfConfig(const std::string& path) {
-  const absl::StatusOr<json> config = ReadJsonText(path);
+  const absl::StatusOr<Json> config = ReadJsonText(path);
   if (absl::IsNotFound(config.status())) return Templates();
   if (!config.ok()) return config.status();
   const JsonFields fields(*config, path);
-  const json* const value = fields.Find("chat_template");
+  const Json* const value = fields.Find("chat_template");
   Templates templates;
   if (value == nullptr) return templates;
   if (!value->is_array()) {

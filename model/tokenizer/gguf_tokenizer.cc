@@ -22,7 +22,7 @@
 namespace quire {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 // tokenizer.ggml.token_type
 enum TokenType : int64_t {
@@ -107,8 +107,8 @@ const std::vector<PreTokenizerRecipe>& Recipes() {
   return recipes;
 }
 
-json PreTokenizerJson(const PreTokenizerRecipe& recipe) {
-  json parts = json::array();
+Json PreTokenizerJson(const PreTokenizerRecipe& recipe) {
+  Json parts = Json::array();
   if (recipe.individual_digits_first) {
     parts.push_back({{"type", "Digits"}, {"individual_digits", true}});
   }
@@ -127,10 +127,10 @@ json PreTokenizerJson(const PreTokenizerRecipe& recipe) {
 
 class Converter {
  public:
-  Converter(const json& metadata, const std::string& origin)
+  Converter(const Json& metadata, const std::string& origin)
       : metadata_(metadata, origin) {}
 
-  absl::StatusOr<json> Run() {
+  absl::StatusOr<Json> Run() {
     if (!metadata_.Has("tokenizer.ggml.model"))
       return absl::NotFoundError(absl::StrCat(
           Printable(metadata_.where()),
@@ -142,18 +142,18 @@ class Converter {
     }
     QUIRE_RETURN_IF_ERROR(FindRecipe());
     QUIRE_RETURN_IF_ERROR(ReadTokens());
-    QUIRE_ASSIGN_OR_RETURN(json post_processor, PostProcessorJson());
+    QUIRE_ASSIGN_OR_RETURN(Json post_processor, PostProcessorJson());
     if (!metadata_.Has("tokenizer.ggml.merges")) {
       return metadata_.Error("tokenizer.ggml.merges is missing");
     }
-    json model_json = {
+    Json model_json = {
         {"type", "BPE"},
         {"ignore_merges", recipe_->ignore_merges},
         {"vocab", std::move(vocab_)},
         {"merges", metadata_.Field("tokenizer.ggml.merges").value()}};
-    return json{{"version", "1.0"},
+    return Json{{"version", "1.0"},
                 {"added_tokens", std::move(added_tokens_)},
-                {"normalizer", recipe_->nfc ? json{{"type", "NFC"}} : json()},
+                {"normalizer", recipe_->nfc ? Json{{"type", "NFC"}} : Json()},
                 {"pre_tokenizer", PreTokenizerJson(*recipe_)},
                 {"post_processor", std::move(post_processor)},
                 {"decoder",
@@ -187,7 +187,7 @@ class Converter {
       return metadata_.Error("tokenizer.ggml.tokens is not an array");
     }
     tokens_ = &metadata_.Field("tokenizer.ggml.tokens").value();
-    const json* types = nullptr;
+    const Json* types = nullptr;
     if (metadata_.Has("tokenizer.ggml.token_type")) {
       types = &metadata_.Field("tokenizer.ggml.token_type").value();
       if (!types->is_array() || types->size() != tokens_->size()) {
@@ -196,7 +196,7 @@ class Converter {
       }
     }
     for (size_t id = 0; id < tokens_->size(); ++id) {
-      const json& token = (*tokens_)[id];
+      const Json& token = (*tokens_)[id];
       if (!token.is_string()) {
         return metadata_.Error(
             absl::StrCat("tokenizer.ggml.tokens[", id, "] is not a string"));
@@ -209,7 +209,7 @@ class Converter {
                                             it.value().get<size_t>(), "]"));
       }
       if (types == nullptr) continue;
-      const json& type = (*types)[id];
+      const Json& type = (*types)[id];
       if (!type.is_number_integer()) {
         return metadata_.Error(absl::StrCat("tokenizer.ggml.token_type[", id,
                                             "] is not a number"));
@@ -231,7 +231,7 @@ class Converter {
   }
 
   // BOS and EOS around the text, where asked for.
-  absl::StatusOr<json> PostProcessorJson() {
+  absl::StatusOr<Json> PostProcessorJson() {
     QUIRE_ASSIGN_OR_RETURN(
         const bool add_bos,
         metadata_.BoolOr(
@@ -240,15 +240,15 @@ class Converter {
     QUIRE_ASSIGN_OR_RETURN(
         const bool add_eos,
         metadata_.BoolOr("tokenizer.ggml.add_eos_token", false));
-    if (!add_bos && !add_eos) return json();
-    json single = json::array();
-    json pair = json::array();
-    json special_tokens = json::object();
+    if (!add_bos && !add_eos) return Json();
+    Json single = Json::array();
+    Json pair = Json::array();
+    Json special_tokens = Json::object();
     const auto add_token = [&](std::string_view key) -> absl::Status {
       QUIRE_ASSIGN_OR_RETURN(
           const int64_t id,
           metadata_.Integer(key, 0, static_cast<int64_t>(tokens_->size()) - 1));
-      const json& text = (*tokens_)[static_cast<size_t>(id)];
+      const Json& text = (*tokens_)[static_cast<size_t>(id)];
       single.push_back({{"SpecialToken", {{"id", text}, {"type_id", 0}}}});
       pair.push_back({{"SpecialToken", {{"id", text}, {"type_id", 0}}}});
       special_tokens[text.get<std::string>()] = {
@@ -264,7 +264,7 @@ class Converter {
     if (add_eos) {
       QUIRE_RETURN_IF_ERROR(add_token("tokenizer.ggml.eos_token_id"));
     }
-    return json{{"type", "TemplateProcessing"},
+    return Json{{"type", "TemplateProcessing"},
                 {"single", std::move(single)},
                 {"pair", std::move(pair)},
                 {"special_tokens", std::move(special_tokens)}};
@@ -272,16 +272,16 @@ class Converter {
 
   const JsonReader metadata_;
   const PreTokenizerRecipe* recipe_ = nullptr;
-  const json* tokens_ = nullptr;
-  json vocab_ = json::object();
-  json added_tokens_ = json::array();
+  const Json* tokens_ = nullptr;
+  Json vocab_ = Json::object();
+  Json added_tokens_ = Json::array();
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(
     const nlohmann::json& metadata, const std::string& origin) {
-  QUIRE_ASSIGN_OR_RETURN(const json tokenizer,
+  QUIRE_ASSIGN_OR_RETURN(const Json tokenizer,
                          Converter(metadata, origin).Run());
   return FromTokenizerJson(tokenizer, origin);
 }
