@@ -157,12 +157,18 @@ class LoadingTest(unittest.TestCase):
                             ("plain-f32", ["--quantization", "int8"])):
             model = pathlib.Path(self.temporary.name) / case
             shutil.copytree(GOLDEN / case, model)
+            shutil.copy(GOLDEN / "tokenizers" / "added" / "tokenizer.json",
+                        model)
+            text = self.folder / "text"
+            text.write_text("ABCDEFGH")  # of ids below 64
             sums = checksums(model / "model.safetensors")
             verbs = (["generate", model, "--tokens", "1,2,3", "--json"],
                      ["bench", model, "--prompt-tokens", "4", "--new-tokens",
                       "2", "--json"],
                      ["logits", model, "--tokens", "1,2", "--output",
-                      self.folder / "logits.npy"])
+                      self.folder / "logits.npy"],
+                     ["perplexity", model, "--text-file", text, "--window",
+                      "4", "--json"])
             for verb in verbs:
                 with self.subTest(case=case, verb=verb[0]):
                     arguments = [*verb, *extra, "--verify", "--device-memory",

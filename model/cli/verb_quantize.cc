@@ -14,6 +14,7 @@
 #include "model/cli/output.h"
 #include "model/cli/runnable.h"
 #include "model/cli/verbs.h"
+#include "model/cli/verification.h"
 #include "model/quantizer/activation_cache.h"
 #include "quire/alloc/status_macros.h"
 #include "quire/loader/device_map.h"
@@ -211,7 +212,8 @@ absl::Status Perplexity(PerplexityOptions options) {
   if (tokens.size() > options.max_tokens) tokens.resize(options.max_tokens);
   options.session.streaming.progress = LoadProgressLine();
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                         Session::Open(std::move(checkpoint), options.session));
+                         OpenVerified(std::move(checkpoint), options.session));
+  PrintModelWarnings(*session);
   QUIRE_ASSIGN_OR_RETURN(const double perplexity,
                          ComputePerplexity(*session, tokens, options.window,
                                            [](uint64_t done, uint64_t total) {
@@ -243,6 +245,7 @@ void AddPerplexityVerb(CLI::App* app, Action* chosen) {
                    "Tokens of the text to use at most")
       ->capture_default_str();
   verb->add_flag("--json", options->json, "Machine-readable");
+  AddReadOptions(verb, &options->session.streaming);
   AddSessionOptions(verb, &options->session);
   AddKvCacheOptions(verb, &options->session);
   verb->callback([=] {
