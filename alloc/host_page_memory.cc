@@ -18,13 +18,25 @@ namespace {
 // The file grows by at least so much at a time: holes cost nothing, calls do.
 constexpr uint64_t kFileGrowth = uint64_t{64} << 20;
 
+// Where the process has closed a standard stream, its number is the next to be
+// given out, and what is printed later would be written over the pages.
+int CreateMemoryFile() {
+  const int fd = memfd_create("quire-device-memory", MFD_CLOEXEC);
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return above;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostPageMemory>> HostPageMemory::Create(
     DeviceId device, uint64_t capacity, bool backed) {
   int fd = -1;
   if (backed) {
-    fd = memfd_create("quire-device-memory", MFD_CLOEXEC);
+    fd = CreateMemoryFile();
     if (fd < 0) {
       return absl::ResourceExhaustedError(
           absl::StrFormat("no memory file for device %d: memfd_create: %s",

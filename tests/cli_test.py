@@ -423,15 +423,43 @@ class ErrorTest(VerbCase):
         self.assertGreaterEqual(result.returncode, 0, "ended by a signal")
         self.assertEqual(list(self.folder.iterdir()), [])
 
+    # Descriptors that are closed are the next to be given out: nothing that is
+    # printed may go where the weights are.
+    def test_closed_standard_streams_take_nothing_and_change_nothing(self):
+        case = GOLDEN / "fp8-tensor-static"  # one that is warned about
+        verb = ["generate", case, "--tokens", "1,2,3"]
+        expected = run(*verb)
+        self.assertEqual(expected.returncode, 0, expected.stderr)
+        self.assertIn("warning", expected.stderr)
+
+        def outcome(closed):
+            def close():
+                for descriptor in closed:
+                    os.close(descriptor)
+            return subprocess.run([QUIRE, *map(str, verb)], text=True,
+                                  capture_output=True, timeout=120,
+                                  preexec_fn=close)
+        for closed in ([2], [0, 2]):
+            result = outcome(closed)
+            self.assertEqual((result.returncode, result.stdout),
+                             (0, expected.stdout), closed)
+        for closed in ([1], [0, 1]):
+            result = outcome(closed)
+            self.assertEqual(result.returncode, 1, closed)
+            self.assertIn("standard output: cannot write", result.stderr)
+        self.assertEqual(outcome([0, 1, 2]).returncode, 1)
+
     def test_full_disk_behind_stdout_is_an_error(self):
         if not os.path.exists("/dev/full"):
             self.skipTest("no /dev/full")
-        with open("/dev/full", "w") as full:
-            result = subprocess.run(
-                [QUIRE, "inspect", str(golden_case("plain")), "--json"],
-                stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("standard output", result.stderr)
+        for arguments in (["inspect", str(golden_case("plain")), "--json"],
+                          ["--help"], ["plan", "--help"], ["--version"]):
+            with open("/dev/full", "w") as full:
+                result = subprocess.run(
+                    [QUIRE, *arguments], stdout=full, stderr=subprocess.PIPE,
+                    text=True, timeout=60)
+            self.assertEqual(result.returncode, 1, arguments)
+            self.assertIn("standard output", result.stderr)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,15 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <cerrno>
 #include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <exception>
+#include <iostream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "model/cli/options.h"
 #include "model/cli/output.h"
 #include "model/cli/usage_error.h"
@@ -22,7 +27,20 @@ constexpr int kOk = 0;
 constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
 
+// What CLI11 has printed itself has arrived, or that is the error.
+int FinishHelp(int exit_status) {
+  errno = 0;
+  std::cout.flush();
+  if (std::cout.good() && std::ferror(stdout) == 0) return exit_status;
+  // What failed when it was printed has left no reason.
+  PrintError(
+      absl::StrCat("standard output: cannot write",
+                   errno == 0 ? "" : absl::StrCat(": ", std::strerror(errno))));
+  return kFailed;
+}
+
 int Main(int argc, char** argv) {
+  BindStandardStreams();
   // A reader that goes away, and a limit on file sizes: both are errors of
   // write.
   std::signal(SIGPIPE, SIG_IGN);
@@ -50,7 +68,7 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Help and version are errors to CLI11, too.
-    if (error.get_exit_code() == 0) return app.exit(error);
+    if (error.get_exit_code() == 0) return FinishHelp(app.exit(error));
     PrintError(DescribeUsageError(app, error) + "; --help says more");
     return kWrongUsage;
   }

@@ -13,6 +13,11 @@
 
 namespace quire {
 
+// Before anything is opened: standard streams that are closed are bound to
+// nothing, else what is printed would go into the files that get their numbers.
+// To print is an error then, as to print to a closed stream is.
+void BindStandardStreams();
+
 // Both report what could not be written: a full disk behind stdout is an error.
 absl::Status PrintText(std::string_view text);
 absl::Status PrintJson(const nlohmann::json& json);
